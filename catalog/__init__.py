@@ -1,0 +1,1 @@
+"""What exists and what shape it has: Arrow schemas, manifests, the DuckLake catalog."""

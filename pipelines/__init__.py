@@ -1,0 +1,1 @@
+"""Ray jobs over data: sources, cleaning, grouping, shards, ingestion."""

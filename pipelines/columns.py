@@ -1,0 +1,38 @@
+"""Columns of Arrow tables as contiguous arrays, the form in which NumPy can look at them.
+
+Owns: access to table columns and to the offsets of variable-length arrays. Invariant: nothing here changes a value.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Ints: TypeAlias = NDArray[np.int64]
+
+
+def column(table: pa.Table, name: str) -> pa.Array:
+    """A column of a table as one contiguous array."""
+    return contiguous(table[name])
+
+
+def contiguous(array: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The same values in one array."""
+    if not isinstance(array, pa.ChunkedArray):
+        return array
+    return array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
+
+
+def offsets_of(array: pa.Array) -> Ints:
+    """Offsets (N + 1,) of a large_string or large_binary array, of any slice of one too."""
+    return np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
+
+
+def run_starts(values: Ints) -> Ints:
+    """First place of each run of equal values."""
+    if len(values) == 0:
+        return np.zeros(0, np.int64)
+    return np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))

@@ -1,0 +1,128 @@
+"""Turn caption sets into scenes, view tars and a committed dataset version.
+
+Owns: the command line of `goodviews ingest`. Does not own: the job (`pipelines.ingest`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from pipelines.ingest import IngestConfig, Outcome, Request
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+
+@app.command()
+def ingest(
+    source: Annotated[str, typer.Argument(help="toyworld, multi30k, coco, recap-datacomp or table.")],
+    input: Annotated[list[str] | None, typer.Option(help="File, folder, glob or URL; repeat for more.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Name of the dataset; default: the source's name.")] = None,
+    scenes_per_shard: Annotated[int | None, typer.Option(help="Scenes a shard [default: 10000].")] = None,
+    views: Annotated[str | None, typer.Option(help="View tars to write [default: good,bad].")] = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many rows of the input (images, scenes).")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, read a sample, stop.")] = False,
+    max_reject_rate: Annotated[float, typer.Option(help="Share of rejected texts that fails the job.")] = 0.2,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    config: Annotated[str | None, typer.Option(help="TOML file of options.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Option as a.b=v; repeat for more.")] = None,
+    home: Annotated[str | None, typer.Option(help="Folder or URL of datasets [env GOODVIEWS_HOME].")] = None,
+    catalog: Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")] = None,
+    address: Annotated[str | None, typer.Option(help="Ray cluster to join; default: start one here.")] = None,
+    num_cpus: Annotated[int | None, typer.Option(help="CPUs of the Ray started here; 0: no Ray.")] = None,
+) -> None:
+    """Turn caption sets into scenes, view tars and a committed dataset version."""
+    flags = {"scenes_per_shard": scenes_per_shard, "views": views, "limit": limit}
+    sets = [*(set_ or []), *(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in flags.items() if v is not None)]
+    request = build_request(source, input or [], dataset, config, sets, max_reject_rate)
+    if dry_run:
+        from pipelines.preview import preview
+
+        preview(request, as_json=json)
+        return
+    from infra.home import resolve
+    from infra.session import open_workers
+    from pipelines.ingest import ingest as run
+
+    where = resolve(home, catalog)
+    with open_workers(address=address, num_cpus=num_cpus) as workers:
+        outcome = run(request, where, workers)
+    _print(outcome, as_json=json)
+
+
+def build_request(
+    source: str,
+    paths: list[str],
+    dataset: str | None,
+    config_file: str | None,
+    sets: list[str],
+    max_reject_rate: float,
+) -> Request:
+    """A checked request from the words of the command line. Raises UsageError, ConfigError or InputError."""
+    from catalog import schema
+    from infra.errors import UsageError
+    from pipelines.ingest import Request
+    from pipelines.sources import source_class
+    from pipelines.sources.discovery import find_inputs
+
+    kind = source_class(source)
+    options, settings = _load(kind, config_file, sets)
+    name = dataset or options.name
+    if not schema.DATASET_PATTERN.fullmatch(name):
+        raise UsageError(f"The dataset name {name!r} does not match {schema.DATASET_PATTERN.pattern}. Use lower-case letters, digits, _ and -.")
+    if not 0 <= max_reject_rate <= 1:
+        raise UsageError(f"--max-reject-rate is {max_reject_rate}; it is a share, from 0 to 1.")
+    if options.needs_input and not paths:
+        raise UsageError(f"Source {source!r} reads files. Name them with --input PATH.")
+    if not options.needs_input and paths:
+        raise UsageError(f"Source {source!r} reads no files, but --input {paths[0]} was given. Leave it out.")
+    inputs = find_inputs(paths)[1] if paths else []
+    return Request(dataset=name, source=options, config=settings, inputs=inputs, max_reject_rate=max_reject_rate)
+
+
+def _load(kind: type[Any], config_file: str | None, sets: list[str]) -> tuple[Any, IngestConfig]:
+    """Options of the source (section `source`) and of the ingestion (all else) from one file and one list of sets."""
+    from infra import config
+    from pipelines.ingest import IngestConfig
+
+    whole = dataclasses.make_dataclass(
+        "IngestOptions",
+        [("source", kind, dataclasses.field(default_factory=kind))],
+        bases=(IngestConfig,),
+        frozen=True,
+        kw_only=True,
+    )
+    loaded = config.load(whole, file=config_file, sets=sets)
+    own = {f.name: getattr(loaded, f.name) for f in dataclasses.fields(IngestConfig)}
+    return loaded.source, IngestConfig(**own)  # type: ignore[attr-defined]
+
+
+def _print(outcome: Outcome, *, as_json: bool) -> None:
+    import orjson
+    from rich.console import Console
+    from rich.table import Table
+
+    if as_json:
+        sys.stdout.write(orjson.dumps(outcome, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    state = "was there already" if outcome.was_there else f"committed as snapshot {outcome.snapshot_id}"
+    reused = f", {outcome.shards_reused} of them published before" if outcome.shards_reused else ""
+    rejected = outcome.texts_read - outcome.texts_kept
+    reasons = ", ".join(f"{k} {v:,}" for k, v in sorted(outcome.rejects.items(), key=lambda kv: -kv[1]))
+    rows = {
+        "version": f"{outcome.dataset}@{outcome.version}, {state}",
+        "scenes": f"{outcome.scenes:,} in {outcome.shards:,} shards{reused}",
+        "texts": f"{outcome.texts_read:,} read = {outcome.texts_kept:,} kept + {rejected:,} rejected",
+        "rejects": reasons or "none",
+        "time": f"{outcome.seconds:.1f} s, {outcome.scenes / max(outcome.seconds, 1e-9):,.0f} scenes/s",
+        "memory": f"peak {outcome.peak_rss_bytes / 2**20:,.0f} MiB in one process",
+        "files": outcome.url,
+    }
+    for name, value in rows.items():
+        table.add_row(f"[bold]{name}[/bold]", value)
+    Console(soft_wrap=True).print(table)

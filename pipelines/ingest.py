@@ -1,0 +1,395 @@
+"""The main job: source files in, a committed version of a dataset out.
+
+Owns: the order of the steps, the identity of a version, the plan of shards, the budget of rejects and the job record.
+Does not own: what the steps do (`sources`, `exchange`, `shards`, `catalog`).
+Invariant: a version is the digest of what decides its bytes; CPUs, paths, order of inputs and budgets are not in it. Rerun
+after any kill: published shards are kept, the rest is made, and the catalog gets the version once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from catalog import schema
+from catalog.audit import check_unique_keys
+from catalog.commit import Committed, JobStats, commit_version
+from catalog.manifest import InputFile, JobRecord
+from infra import config as configuration
+from infra import storage
+from infra.errors import AccountingError, ConfigError, InputError, RejectBudgetError
+from infra.home import Home
+from infra.progress import Progress, peak_rss_bytes
+from infra.session import Workers
+from pipelines import tars
+from pipelines.clean import TRANSFORM_VERSION, CleanConfig
+from pipelines.exchange import Buckets, Exchange, Moved, PartitionTask, RegroupTask, partition, plan_exchange, regroup, regroup_tasks
+from pipelines.shards import ShardDone, ShardTask, ViewConfig, publish_shard
+from pipelines.sources import Input, Piece, Source, Survey
+from pipelines.tables import Origin
+
+VIEWS = ("good", "bad")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestConfig:
+    """Content options of an ingestion besides those of its source; all are part of the version."""
+
+    clean: CleanConfig = field(default_factory=CleanConfig)
+    scenes_per_shard: int = 10_000
+    "A shard is the unit of work, of retry and of memory."
+    views: str = "good,bad"
+    "Which view tars are written: `good`, `bad`, both, or none (empty)."
+    images: bool = True
+    "Put the pictures that the source carries into the good tars."
+    seed: int = 0
+    "Root seed of the caption permutations of the bad views."
+    limit: int | None = None
+    "At most so many rows of the input (images, scenes), in canonical order."
+
+    def __post_init__(self) -> None:
+        if self.scenes_per_shard < 1:
+            raise ConfigError(f"scenes_per_shard is {self.scenes_per_shard}; a shard holds at least 1 scene. About 10,000 is a good size.")
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"limit is {self.limit}; nothing would be read. Use 1 or more, or leave it out.")
+        if self.seed < 0:
+            raise ConfigError(f"seed is {self.seed}; use 0 or more.")
+        unknown = sorted(set(self.view_names) - set(VIEWS))
+        if unknown:
+            raise ConfigError(f"views names {unknown[0]!r}; known are {' and '.join(VIEWS)}, separated by a comma.")
+
+    @property
+    def view_names(self) -> tuple[str, ...]:
+        """The names in `views`, sorted."""
+        return tuple(sorted({name.strip() for name in self.views.split(",") if name.strip()}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One ingestion as asked for. `max_reject_rate` is a budget, not content."""
+
+    dataset: str
+    source: Source
+    config: IngestConfig
+    inputs: Sequence[Input]
+    max_reject_rate: float = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What an ingestion ended with. seconds: wall time without the start of Ray."""
+
+    dataset: str
+    version: str
+    snapshot_id: int
+    was_there: bool
+    shards: int
+    shards_reused: int
+    scenes: int
+    captions: int
+    texts_read: int
+    texts_kept: int
+    rejects: Mapping[str, int]
+    seconds: float
+    peak_rss_bytes: int
+    url: str
+
+
+def ingest(request: Request, home: Home, workers: Workers) -> Outcome:
+    """Run the whole job and commit its version.
+
+    Raises InputError for bad inputs, RejectBudgetError over budget, AccountingError if a text was lost, IntegrityError
+    for colliding scene keys; nothing is committed then.
+    """
+    started = time.time()
+    survey = request.source.survey(request.inputs, request.config.limit)
+    digests = _digest_inputs(request.inputs, workers)
+    content = content_of(request)
+    version = version_of(request.dataset, content, digests)
+    plan = plan_shards(request, survey)
+    version_url = home.datasets(request.dataset, version)
+    work_url = home.work("ingest", request.dataset, version)
+    done, peak = _run(request, survey, plan, version_url, work_url, workers)
+    _check(request, done, survey)
+    record = _record(request, version, content, digests, done)
+    if not plan.keys_are_unique:
+        paths = [storage.join(version_url, schema.scenes_path(*_split_shard(d.name))) for d in done if d.scenes]
+        check_unique_keys(paths, dataset=request.dataset)
+    storage.publish(storage.join(version_url, schema.JOB_PATH), record.to_json())
+    peak = max(peak, peak_rss_bytes())
+    stats = JobStats(started_at=started, seconds=time.time() - started, peak_rss_bytes=peak, workers=workers.slots)
+    committed = commit_version(home, request.dataset, version, stats=stats)
+    storage.remove_folder(work_url)
+    storage.remove_empty_folders(home.work())
+    return _outcome(record, committed, done, version_url, time.time() - started, peak)
+
+
+# --- identity -----------------------------------------------------------------------------------------------------
+
+
+def content_of(request: Request) -> dict[str, Any]:
+    """Everything besides the input files that decides the bytes of a version."""
+    config, source = request.config, request.source
+    return {
+        "source": source.name,
+        "options": configuration.to_dict(source),
+        "clean": configuration.to_dict(config.clean),
+        "scenes_per_shard": config.scenes_per_shard,
+        "views": list(config.view_names),
+        "bad_passes": source.bad_passes,
+        "images": config.images,
+        "seed": config.seed,
+        "limit": config.limit,
+        "transform": TRANSFORM_VERSION,
+        "writers": {
+            "pyarrow": pa.__version__,
+            "tar": tars.LAYOUT_VERSION,
+            "unicode": unicodedata.unidata_version,
+            **source.writers,
+        },
+    }
+
+
+def version_of(dataset: str, content: Mapping[str, Any], inputs: Sequence[InputFile]) -> str:
+    """16 hex digits of sha256 over dataset name, content options and input digests."""
+    record = {"dataset": dataset, "content": content, "inputs": sorted((i.uri, i.bytes, i.sha256) for i in inputs)}
+    return hashlib.sha256(orjson.dumps(record, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
+
+
+def _digest_inputs(inputs: Sequence[Input], workers: Workers) -> list[InputFile]:
+    records: dict[int, storage.FileRecord] = dict(workers.map(storage.digest, [i.url for i in inputs]))
+    return [
+        InputFile(uri=each.uri, bytes=records[i].bytes, sha256=records[i].sha256)
+        for i, each in sorted(enumerate(inputs), key=lambda pair: pair[1].uri)
+    ]
+
+
+# --- plan ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Shards of the job. direct: for each shard the pieces it reads; empty when records go through the exchange."""
+
+    shards: tuple[tuple[str, int], ...]
+    direct: tuple[tuple[Piece, ...], ...]
+    buckets: Buckets
+    keys_are_unique: bool
+    "Equal source ids always meet in one shard, so a repeated key across shards is impossible."
+
+
+def plan_shards(request: Request, survey: Survey) -> Plan:
+    """Cut the input into shards, numbered over all splits in order of the splits' names.
+
+    Raises InputError when the input holds no row.
+    """
+    size = request.config.scenes_per_shard
+    by_split: Counter[str] = Counter()
+    for piece in survey.pieces:
+        by_split.update(piece.scenes_by_split)
+    by_split = Counter({split: count for split, count in by_split.items() if count})
+    if not by_split:
+        raise InputError(f"The input of source {request.source.name!r} holds no row ({survey.format}). Check the files, or raise --limit.")
+    streams = not request.source.grouped and survey.cuttable and all(len(p.scenes_by_split) <= 1 for p in survey.pieces)
+    shards: list[tuple[str, int]] = []
+    direct: list[tuple[Piece, ...]] = []
+    buckets: dict[str, tuple[int, int]] = {}
+    for split in sorted(by_split):
+        count = -(-by_split[split] // size)
+        buckets[split] = (len(shards), count)
+        shards += [(split, len(shards) + i) for i in range(count)]
+        if streams:
+            direct += _cut([p for p in survey.pieces if split in p.scenes_by_split], size)
+    return Plan(
+        shards=tuple(shards),
+        direct=tuple(direct),
+        buckets=Buckets(by_split=buckets),
+        keys_are_unique=not streams and len(by_split) == 1,
+    )
+
+
+def _cut(pieces: Sequence[Piece], size: int) -> Iterator[tuple[Piece, ...]]:
+    """Pieces of one split, one scene a row, regrouped into shards of `size` rows."""
+    shard: list[Piece] = []
+    room = size
+    for piece in pieces:
+        start = piece.start
+        while start < piece.stop:
+            stop = min(piece.stop, start + room)
+            split = next(iter(piece.scenes_by_split))
+            shard.append(Piece(input=piece.input, start=start, stop=stop, scenes_by_split={split: stop - start}))
+            room -= stop - start
+            start = stop
+            if room == 0:
+                yield tuple(shard)
+                shard, room = [], size
+    if shard:
+        yield tuple(shard)
+
+
+# --- run ----------------------------------------------------------------------------------------------------------
+
+
+def _run(
+    request: Request, survey: Survey, plan: Plan, version_url: str, work_url: str, workers: Workers
+) -> tuple[list[ShardDone], int]:
+    """Publish all shards; returns their totals in shard order and the largest peak RSS of a worker in bytes."""
+    exchange = None if plan.direct else plan_exchange(work_url, len(survey.pieces), plan.buckets)
+    tasks = _shard_tasks(request, plan, version_url, exchange)
+    texts_in, peak = None, 0
+    if exchange is not None and not _all_published(plan, version_url):
+        texts_in, peak = _bring_together(request, survey, exchange, workers)
+    done: dict[int, ShardDone] = {}
+    with Progress(len(tasks), label=f"{request.dataset}: writing shards") as progress:
+        for i, (shard, rss) in workers.map(_measured_shard, tasks):
+            done[i] = shard
+            peak = max(peak, rss)
+            progress.advance(shards=1, texts=shard.texts_read, rejects=shard.rejects)
+    ordered = [done[i] for i in range(len(tasks))]
+    arrived = sum(d.texts_read for d in ordered)
+    if texts_in is not None and texts_in != arrived:
+        message = f"{texts_in:,} texts were read from the input of {request.dataset} but {arrived:,} arrived in its shards. Nothing was committed; delete {version_url} and {work_url}, then rerun."
+        raise AccountingError(message)
+    return ordered, peak
+
+
+def _bring_together(
+    request: Request, survey: Survey, exchange: Exchange, workers: Workers
+) -> tuple[int, int]:
+    """Run the rounds of the exchange; returns the number of texts read and the largest peak RSS of a worker.
+
+    Raises AccountingError when a round moved fewer or more texts than the one before.
+    """
+    first = [
+        PartitionTask(source=request.source, piece=piece, number=i, exchange=exchange)
+        for i, piece in enumerate(survey.pieces)
+    ]
+    second = regroup_tasks(exchange)
+    moved, peak = [0, 0], 0
+    with Progress(len(first) + len(second), label=f"{request.dataset}: bringing scenes together") as progress:
+        for i, tasks in enumerate((first, second)):
+            for _, (part, rss) in workers.map(_measured_move, tasks):
+                moved[i] += part.texts
+                peak = max(peak, rss)
+                progress.advance(shards=1, texts=part.texts)
+    if second and moved[0] != moved[1]:
+        raise AccountingError(f"The first round of the exchange of {request.dataset} moved {moved[0]:,} texts, the second {moved[1]:,}. Nothing was committed; delete {exchange.folder} and rerun.")
+    return moved[0], peak
+
+
+def _all_published(plan: Plan, version_url: str) -> bool:
+    there = set(storage.list_names(storage.join(version_url, "manifests")))
+    return all(schema.manifest_path(*shard).rsplit("/", 1)[-1] in there for shard in plan.shards)
+
+
+def _measured_move(task: PartitionTask | RegroupTask) -> tuple[Moved, int]:
+    result = partition(task) if isinstance(task, PartitionTask) else regroup(task)
+    pa.default_memory_pool().release_unused()
+    return result, peak_rss_bytes()
+
+
+def _measured_shard(task: ShardTask) -> tuple[ShardDone, int]:
+    result = publish_shard(task)
+    pa.default_memory_pool().release_unused()
+    return result, peak_rss_bytes()
+
+
+def _shard_tasks(request: Request, plan: Plan, version_url: str, exchange: Exchange | None) -> list[ShardTask]:
+    config = request.config
+    views = ViewConfig(
+        good="good" in config.view_names,
+        bad="bad" in config.view_names,
+        images=config.images,
+        bad_passes=request.source.bad_passes,
+        seed=config.seed,
+    )
+    version = version_url.rsplit("/", 1)[-1]
+    return [
+        ShardTask(
+            origin=Origin(dataset=request.dataset, version=version, split=split, shard=shard),
+            version_url=version_url,
+            source=request.source,
+            clean=config.clean,
+            views=views,
+            pieces=plan.direct[i] if plan.direct else (),
+            exchanged=exchange,
+        )
+        for i, (split, shard) in enumerate(plan.shards)
+    ]
+
+
+# --- checks and record --------------------------------------------------------------------------------------------
+
+
+def _check(request: Request, done: Sequence[ShardDone], survey: Survey) -> None:
+    read, kept = sum(d.texts_read for d in done), sum(d.texts_kept for d in done)
+    rejects = _total_rejects(done)
+    if read != kept + sum(rejects.values()):
+        raise AccountingError(f"{request.dataset}: {read} texts read, {kept} kept, {sum(rejects.values())} rejected. A text was lost; nothing was committed. This is a bug.")
+    if read == 0:
+        raise InputError(f"The input of {request.dataset} holds no text ({survey.format}). Check the column or the files.")
+    rate = sum(rejects.values()) / read
+    if rate > request.max_reject_rate:
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in rejects.most_common())
+        message = f"{sum(rejects.values()):,} of {read:,} texts of {request.dataset} were rejected ({rate:.1%}, budget {request.max_reject_rate:.1%}): {reasons}. Nothing was committed. Look at the rejects/ folder of the version, or raise --max-reject-rate."
+        raise RejectBudgetError(message)
+    if kept == 0:
+        raise InputError(f"No text of {request.dataset} was kept. Look at the rejects/ folder of the version.")
+
+
+def _total_rejects(done: Sequence[ShardDone]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for shard in done:
+        total.update(shard.rejects)
+    return total
+
+
+def _record(
+    request: Request, version: str, content: Mapping[str, Any], inputs: list[InputFile], done: Sequence[ShardDone]
+) -> JobRecord:
+    return JobRecord(
+        dataset=request.dataset,
+        version=version,
+        content=content,
+        inputs=inputs,
+        shards=[d.name for d in done],
+        scenes=sum(d.scenes for d in done),
+        captions=sum(d.captions for d in done),
+        texts_read=sum(d.texts_read for d in done),
+        texts_kept=sum(d.texts_kept for d in done),
+        rejects=dict(sorted(_total_rejects(done).items())),
+    )
+
+
+def _split_shard(name: str) -> tuple[str, int]:
+    split, _, number = name.rpartition("-")
+    return split, int(number)
+
+
+def _outcome(
+    record: JobRecord, committed: Committed, done: Sequence[ShardDone], url: str, seconds: float, peak: int
+) -> Outcome:
+    return Outcome(
+        dataset=record.dataset,
+        version=record.version,
+        snapshot_id=committed.snapshot_id,
+        was_there=committed.was_there,
+        shards=len(done),
+        shards_reused=sum(d.was_there for d in done),
+        scenes=record.scenes,
+        captions=record.captions,
+        texts_read=record.texts_read,
+        texts_kept=record.texts_kept,
+        rejects=record.rejects,
+        seconds=seconds,
+        peak_rss_bytes=peak,
+        url=url,
+    )

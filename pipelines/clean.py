@@ -44,11 +44,17 @@ class CleanConfig:
 
     def __post_init__(self) -> None:
         if self.max_group_records < 1:
-            raise ConfigError(f"clean.max_group_records is {self.max_group_records}; a scene needs at least 1 record. Use 1 or more.")
+            raise ConfigError(
+                f"clean.max_group_records is {self.max_group_records}; a scene needs at least 1 record. Use 1 or more."
+            )
         if self.placeholder_urls < 2:
-            raise ConfigError(f"clean.placeholder_urls is {self.placeholder_urls}; one URL says nothing of resemblance. Use 2 or more.")
+            raise ConfigError(
+                f"clean.placeholder_urls is {self.placeholder_urls}; one URL says nothing of resemblance. Use 2 or more."
+            )
         if not 0 <= self.placeholder_similarity <= 1:
-            raise ConfigError(f"clean.placeholder_similarity is {self.placeholder_similarity}; Jaccard similarities lie in 0 to 1.")
+            raise ConfigError(
+                f"clean.placeholder_similarity is {self.placeholder_similarity}; Jaccard similarities lie in 0 to 1."
+            )
 
 
 @dataclass(frozen=True)

@@ -36,3 +36,8 @@ def run_starts(values: Ints) -> Ints:
     if len(values) == 0:
         return np.zeros(0, np.int64)
     return np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+
+
+def is_none(values: NDArray[np.object_]) -> NDArray[np.bool_]:
+    """Which entries (N,) of an object array are None."""
+    return np.asarray(np.equal(values, None), np.bool_)  # type: ignore[call-overload]  # numpy's stubs know no objects

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from pipelines.ingest import IngestConfig, Outcome, Request
+    from pipelines.ingest import Outcome
+    from pipelines.request import IngestConfig, Request
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -37,7 +38,10 @@ def ingest(
 ) -> None:
     """Turn caption sets into scenes, view tars and a committed dataset version."""
     flags = {"scenes_per_shard": scenes_per_shard, "views": views, "limit": limit}
-    sets = [*(set_ or []), *(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in flags.items() if v is not None)]
+    sets = [
+        *(set_ or []),
+        *(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in flags.items() if v is not None),
+    ]
     request = build_request(source, input or [], dataset, config, sets, max_reject_rate)
     if dry_run:
         from pipelines.preview import preview
@@ -65,7 +69,7 @@ def build_request(
     """A checked request from the words of the command line. Raises UsageError, ConfigError or InputError."""
     from catalog import schema
     from infra.errors import UsageError
-    from pipelines.ingest import Request
+    from pipelines.request import Request
     from pipelines.sources import source_class
     from pipelines.sources.discovery import find_inputs
 
@@ -73,7 +77,9 @@ def build_request(
     options, settings = _load(kind, config_file, sets)
     name = dataset or options.name
     if not schema.DATASET_PATTERN.fullmatch(name):
-        raise UsageError(f"The dataset name {name!r} does not match {schema.DATASET_PATTERN.pattern}. Use lower-case letters, digits, _ and -.")
+        raise UsageError(
+            f"The dataset name {name!r} does not match {schema.DATASET_PATTERN.pattern}. Use lower-case letters, digits, _ and -."
+        )
     if not 0 <= max_reject_rate <= 1:
         raise UsageError(f"--max-reject-rate is {max_reject_rate}; it is a share, from 0 to 1.")
     if options.needs_input and not paths:
@@ -87,7 +93,7 @@ def build_request(
 def _load(kind: type[Any], config_file: str | None, sets: list[str]) -> tuple[Any, IngestConfig]:
     """Options of the source (section `source`) and of the ingestion (all else) from one file and one list of sets."""
     from infra import config
-    from pipelines.ingest import IngestConfig
+    from pipelines.request import IngestConfig
 
     whole = dataclasses.make_dataclass(
         "IngestOptions",
@@ -96,9 +102,9 @@ def _load(kind: type[Any], config_file: str | None, sets: list[str]) -> tuple[An
         frozen=True,
         kw_only=True,
     )
-    loaded = config.load(whole, file=config_file, sets=sets)
+    loaded: Any = config.load(whole, file=config_file, sets=sets)
     own = {f.name: getattr(loaded, f.name) for f in dataclasses.fields(IngestConfig)}
-    return loaded.source, IngestConfig(**own)  # type: ignore[attr-defined]
+    return loaded.source, IngestConfig(**own)
 
 
 def _print(outcome: Outcome, *, as_json: bool) -> None:

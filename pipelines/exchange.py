@@ -234,7 +234,9 @@ def _counts(url: str) -> Moved:
 def _trailer(url: str, size: int) -> tuple[int, int, int]:
     data = storage.read_range(url, max(0, size - TRAILER.size), size)
     if len(data) < TRAILER.size or data[-8:] != MAGIC:
-        raise IntegrityError(f"{url} is not an exchange file of this release. Delete the work folder it is in and rerun.")
+        raise IntegrityError(
+            f"{url} is not an exchange file of this release. Delete the work folder it is in and rerun."
+        )
     records, texts, slots, _ = TRAILER.unpack(data)
     return records, texts, slots
 

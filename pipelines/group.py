@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from catalog import schema
 from infra.errors import IntegrityError
 from pipelines.clean import CleanConfig, clean_texts, normal_form
-from pipelines.columns import Ints, column, run_starts
+from pipelines.columns import Ints, column, is_none, run_starts
 from pipelines.sources import RECORDS, TEXTS, Batch
 
 
@@ -73,9 +73,7 @@ def group(batch: Batch, *, config: CleanConfig, repair: bool) -> Scenes:
     Raises IntegrityError when two source ids give one scene key.
     """
     keys, scene_of_record = _scene_of_records(column(batch.records, "source_id"))
-    order = np.lexsort(
-        (_ints(batch.records, "source_row"), _uri_ranks(batch.records), scene_of_record)
-    )
+    order = np.lexsort((_ints(batch.records, "source_row"), _uri_ranks(batch.records), scene_of_record))
     records = batch.records.take(pa.array(order))
     record_scene = scene_of_record[order]
     new_place = np.empty(len(order), np.int64)
@@ -92,8 +90,8 @@ def group(batch: Batch, *, config: CleanConfig, repair: bool) -> Scenes:
     )
     cleaned = clean_texts(column(texts, "text"), repair=repair, entities=config.html_entities)
     reason, detail = cleaned.reason, cleaned.detail
-    _judge_reader(texts, reason, detail)
     reason[text_scene < 0] = "missing_id"
+    _judge_reader(texts, reason, detail)
     _judge_groups(records, record_scene, texts, text_record, text_scene, reason, detail, config)
     if config.repeats:
         _judge_repeats(column(texts, "text"), cleaned.text, cleaned.sums, text_scene, reason)
@@ -134,7 +132,7 @@ def ordered_keys(ids: pa.LargeStringArray, keys: pa.LargeStringArray) -> tuple[p
     """
     order = np.asarray(pc.sort_indices(keys), np.int64)
     ordered = keys.take(pa.array(order))
-    same = np.flatnonzero(np.asarray(pc.equal(ordered[1:], ordered[:-1]))) if len(ordered) > 1 else []
+    same: Ints = np.flatnonzero(np.asarray(pc.equal(ordered[1:], ordered[:-1])))
     if len(same):
         first, second = sorted(ids[int(order[same[0] + i])].as_py() for i in (0, 1))
         message = f"The source ids {first!r} and {second!r} give one scene key {ordered[int(same[0])].as_py()!r}. Two scenes would become one; rename one of the ids."
@@ -261,9 +259,7 @@ def _alt_similarity(
                 break
     if len(words) < config.placeholder_urls:
         return None
-    pairs = [
-        len(words[i] & words[j]) / max(1, len(words[i] | words[j])) for i in range(len(words)) for j in range(i)
-    ]
+    pairs = [len(words[i] & words[j]) / max(1, len(words[i] | words[j])) for i in range(len(words)) for j in range(i)]
     return sum(pairs) / len(pairs)
 
 
@@ -275,7 +271,7 @@ def _judge_repeats(
     reason: NDArray[np.object_],
 ) -> None:
     """Within a scene: the same raw text is `exact_repeat`, the same words are `normalised_repeat`; the first stays."""
-    live = np.flatnonzero(np.equal(reason, None) & (text_scene >= 0))
+    live = np.flatnonzero(is_none(reason) & (text_scene >= 0))
     if len(live) < 2:
         return
     order = live[np.lexsort((live, sums[live], text_scene[live]))]

@@ -8,84 +8,44 @@ after any kill: published shards are kept, the rest is made, and the catalog get
 
 from __future__ import annotations
 
-import hashlib
 import time
-import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
-
-import orjson
-import pyarrow as pa
 
 from catalog import schema
 from catalog.audit import check_unique_keys
 from catalog.commit import Committed, JobStats, commit_version
 from catalog.manifest import InputFile, JobRecord
-from infra import config as configuration
 from infra import storage
-from infra.errors import AccountingError, ConfigError, InputError, RejectBudgetError
+from infra.errors import AccountingError, InputError, RejectBudgetError
 from infra.home import Home
 from infra.progress import Progress, peak_rss_bytes
 from infra.session import Workers
-from pipelines import tars
-from pipelines.clean import TRANSFORM_VERSION, CleanConfig
-from pipelines.exchange import Buckets, Exchange, Moved, PartitionTask, RegroupTask, partition, plan_exchange, regroup, regroup_tasks
+from pipelines.exchange import (
+    Exchange,
+    Moved,
+    PartitionTask,
+    RegroupTask,
+    partition,
+    plan_exchange,
+    regroup,
+    regroup_tasks,
+)
+from pipelines.plan import Plan, plan_shards
+from pipelines.request import Request, content_of, digest_inputs, version_of
 from pipelines.shards import ShardDone, ShardTask, ViewConfig, publish_shard
-from pipelines.sources import Input, Piece, Source, Survey
+from pipelines.sources import Survey
 from pipelines.tables import Origin
-
-VIEWS = ("good", "bad")
-
-
-@dataclass(frozen=True, kw_only=True)
-class IngestConfig:
-    """Content options of an ingestion besides those of its source; all are part of the version."""
-
-    clean: CleanConfig = field(default_factory=CleanConfig)
-    scenes_per_shard: int = 10_000
-    "A shard is the unit of work, of retry and of memory."
-    views: str = "good,bad"
-    "Which view tars are written: `good`, `bad`, both, or none (empty)."
-    images: bool = True
-    "Put the pictures that the source carries into the good tars."
-    seed: int = 0
-    "Root seed of the caption permutations of the bad views."
-    limit: int | None = None
-    "At most so many rows of the input (images, scenes), in canonical order."
-
-    def __post_init__(self) -> None:
-        if self.scenes_per_shard < 1:
-            raise ConfigError(f"scenes_per_shard is {self.scenes_per_shard}; a shard holds at least 1 scene. About 10,000 is a good size.")
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"limit is {self.limit}; nothing would be read. Use 1 or more, or leave it out.")
-        if self.seed < 0:
-            raise ConfigError(f"seed is {self.seed}; use 0 or more.")
-        unknown = sorted(set(self.view_names) - set(VIEWS))
-        if unknown:
-            raise ConfigError(f"views names {unknown[0]!r}; known are {' and '.join(VIEWS)}, separated by a comma.")
-
-    @property
-    def view_names(self) -> tuple[str, ...]:
-        """The names in `views`, sorted."""
-        return tuple(sorted({name.strip() for name in self.views.split(",") if name.strip()}))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """One ingestion as asked for. `max_reject_rate` is a budget, not content."""
-
-    dataset: str
-    source: Source
-    config: IngestConfig
-    inputs: Sequence[Input]
-    max_reject_rate: float = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What an ingestion ended with. seconds: wall time without the start of Ray."""
+    """What an ingestion ended with.
+
+    seconds: wall time without the start of Ray. peak_rss_bytes: largest peak of resident memory of one worker process.
+    """
 
     dataset: str
     version: str
@@ -111,7 +71,7 @@ def ingest(request: Request, home: Home, workers: Workers) -> Outcome:
     """
     started = time.time()
     survey = request.source.survey(request.inputs, request.config.limit)
-    digests = _digest_inputs(request.inputs, workers)
+    digests = digest_inputs(survey, workers)
     content = content_of(request)
     version = version_of(request.dataset, content, digests)
     plan = plan_shards(request, survey)
@@ -124,115 +84,11 @@ def ingest(request: Request, home: Home, workers: Workers) -> Outcome:
         paths = [storage.join(version_url, schema.scenes_path(*_split_shard(d.name))) for d in done if d.scenes]
         check_unique_keys(paths, dataset=request.dataset)
     storage.publish(storage.join(version_url, schema.JOB_PATH), record.to_json())
-    peak = max(peak, peak_rss_bytes())
     stats = JobStats(started_at=started, seconds=time.time() - started, peak_rss_bytes=peak, workers=workers.slots)
     committed = commit_version(home, request.dataset, version, stats=stats)
     storage.remove_folder(work_url)
     storage.remove_empty_folders(home.work())
     return _outcome(record, committed, done, version_url, time.time() - started, peak)
-
-
-# --- identity -----------------------------------------------------------------------------------------------------
-
-
-def content_of(request: Request) -> dict[str, Any]:
-    """Everything besides the input files that decides the bytes of a version."""
-    config, source = request.config, request.source
-    return {
-        "source": source.name,
-        "options": configuration.to_dict(source),
-        "clean": configuration.to_dict(config.clean),
-        "scenes_per_shard": config.scenes_per_shard,
-        "views": list(config.view_names),
-        "bad_passes": source.bad_passes,
-        "images": config.images,
-        "seed": config.seed,
-        "limit": config.limit,
-        "transform": TRANSFORM_VERSION,
-        "writers": {
-            "pyarrow": pa.__version__,
-            "tar": tars.LAYOUT_VERSION,
-            "unicode": unicodedata.unidata_version,
-            **source.writers,
-        },
-    }
-
-
-def version_of(dataset: str, content: Mapping[str, Any], inputs: Sequence[InputFile]) -> str:
-    """16 hex digits of sha256 over dataset name, content options and input digests."""
-    record = {"dataset": dataset, "content": content, "inputs": sorted((i.uri, i.bytes, i.sha256) for i in inputs)}
-    return hashlib.sha256(orjson.dumps(record, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
-
-
-def _digest_inputs(inputs: Sequence[Input], workers: Workers) -> list[InputFile]:
-    records: dict[int, storage.FileRecord] = dict(workers.map(storage.digest, [i.url for i in inputs]))
-    return [
-        InputFile(uri=each.uri, bytes=records[i].bytes, sha256=records[i].sha256)
-        for i, each in sorted(enumerate(inputs), key=lambda pair: pair[1].uri)
-    ]
-
-
-# --- plan ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Shards of the job. direct: for each shard the pieces it reads; empty when records go through the exchange."""
-
-    shards: tuple[tuple[str, int], ...]
-    direct: tuple[tuple[Piece, ...], ...]
-    buckets: Buckets
-    keys_are_unique: bool
-    "Equal source ids always meet in one shard, so a repeated key across shards is impossible."
-
-
-def plan_shards(request: Request, survey: Survey) -> Plan:
-    """Cut the input into shards, numbered over all splits in order of the splits' names.
-
-    Raises InputError when the input holds no row.
-    """
-    size = request.config.scenes_per_shard
-    by_split: Counter[str] = Counter()
-    for piece in survey.pieces:
-        by_split.update(piece.scenes_by_split)
-    by_split = Counter({split: count for split, count in by_split.items() if count})
-    if not by_split:
-        raise InputError(f"The input of source {request.source.name!r} holds no row ({survey.format}). Check the files, or raise --limit.")
-    streams = not request.source.grouped and survey.cuttable and all(len(p.scenes_by_split) <= 1 for p in survey.pieces)
-    shards: list[tuple[str, int]] = []
-    direct: list[tuple[Piece, ...]] = []
-    buckets: dict[str, tuple[int, int]] = {}
-    for split in sorted(by_split):
-        count = -(-by_split[split] // size)
-        buckets[split] = (len(shards), count)
-        shards += [(split, len(shards) + i) for i in range(count)]
-        if streams:
-            direct += _cut([p for p in survey.pieces if split in p.scenes_by_split], size)
-    return Plan(
-        shards=tuple(shards),
-        direct=tuple(direct),
-        buckets=Buckets(by_split=buckets),
-        keys_are_unique=not streams and len(by_split) == 1,
-    )
-
-
-def _cut(pieces: Sequence[Piece], size: int) -> Iterator[tuple[Piece, ...]]:
-    """Pieces of one split, one scene a row, regrouped into shards of `size` rows."""
-    shard: list[Piece] = []
-    room = size
-    for piece in pieces:
-        start = piece.start
-        while start < piece.stop:
-            stop = min(piece.stop, start + room)
-            split = next(iter(piece.scenes_by_split))
-            shard.append(Piece(input=piece.input, start=start, stop=stop, scenes_by_split={split: stop - start}))
-            room -= stop - start
-            start = stop
-            if room == 0:
-                yield tuple(shard)
-                shard, room = [], size
-    if shard:
-        yield tuple(shard)
 
 
 # --- run ----------------------------------------------------------------------------------------------------------
@@ -261,9 +117,7 @@ def _run(
     return ordered, peak
 
 
-def _bring_together(
-    request: Request, survey: Survey, exchange: Exchange, workers: Workers
-) -> tuple[int, int]:
+def _bring_together(request: Request, survey: Survey, exchange: Exchange, workers: Workers) -> tuple[int, int]:
     """Run the rounds of the exchange; returns the number of texts read and the largest peak RSS of a worker.
 
     Raises AccountingError when a round moved fewer or more texts than the one before.
@@ -275,13 +129,16 @@ def _bring_together(
     second = regroup_tasks(exchange)
     moved, peak = [0, 0], 0
     with Progress(len(first) + len(second), label=f"{request.dataset}: bringing scenes together") as progress:
-        for i, tasks in enumerate((first, second)):
+        rounds: list[Sequence[PartitionTask | RegroupTask]] = [first, second]
+        for i, tasks in enumerate(rounds):
             for _, (part, rss) in workers.map(_measured_move, tasks):
                 moved[i] += part.texts
                 peak = max(peak, rss)
                 progress.advance(shards=1, texts=part.texts)
     if second and moved[0] != moved[1]:
-        raise AccountingError(f"The first round of the exchange of {request.dataset} moved {moved[0]:,} texts, the second {moved[1]:,}. Nothing was committed; delete {exchange.folder} and rerun.")
+        raise AccountingError(
+            f"The first round of the exchange of {request.dataset} moved {moved[0]:,} texts, the second {moved[1]:,}. Nothing was committed; delete {exchange.folder} and rerun."
+        )
     return moved[0], peak
 
 
@@ -292,13 +149,11 @@ def _all_published(plan: Plan, version_url: str) -> bool:
 
 def _measured_move(task: PartitionTask | RegroupTask) -> tuple[Moved, int]:
     result = partition(task) if isinstance(task, PartitionTask) else regroup(task)
-    pa.default_memory_pool().release_unused()
     return result, peak_rss_bytes()
 
 
 def _measured_shard(task: ShardTask) -> tuple[ShardDone, int]:
     result = publish_shard(task)
-    pa.default_memory_pool().release_unused()
     return result, peak_rss_bytes()
 
 
@@ -333,9 +188,13 @@ def _check(request: Request, done: Sequence[ShardDone], survey: Survey) -> None:
     read, kept = sum(d.texts_read for d in done), sum(d.texts_kept for d in done)
     rejects = _total_rejects(done)
     if read != kept + sum(rejects.values()):
-        raise AccountingError(f"{request.dataset}: {read} texts read, {kept} kept, {sum(rejects.values())} rejected. A text was lost; nothing was committed. This is a bug.")
+        raise AccountingError(
+            f"{request.dataset}: {read} texts read, {kept} kept, {sum(rejects.values())} rejected. A text was lost; nothing was committed. This is a bug."
+        )
     if read == 0:
-        raise InputError(f"The input of {request.dataset} holds no text ({survey.format}). Check the column or the files.")
+        raise InputError(
+            f"The input of {request.dataset} holds no text ({survey.format}). Check the column or the files."
+        )
     rate = sum(rejects.values()) / read
     if rate > request.max_reject_rate:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in rejects.most_common())

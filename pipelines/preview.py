@@ -17,8 +17,10 @@ from rich.table import Table
 from catalog import schema
 from infra import storage
 from pipelines import tables
+from pipelines.columns import column, is_none
 from pipelines.group import group, merge
-from pipelines.ingest import Request, plan_shards
+from pipelines.plan import plan_shards
+from pipelines.request import Request
 
 SAMPLE_RECORDS = 4096
 FIRST_SCENES = 3
@@ -35,8 +37,8 @@ def preview(request: Request, *, as_json: bool) -> None:
     for name in ("dataset", "format", "files", "bytes", "rows", "scenes_at_most", "shards", "splits"):
         value = facts[name]
         table.add_row(f"[bold]{name}[/bold]", f"{value:,}" if isinstance(value, int) else str(value))
-    for column, meaning in facts["columns"].items():
-        table.add_row("[bold]column[/bold]", f"{column} -> {meaning}")
+    for name, meaning in facts["columns"].items():
+        table.add_row("[bold]column[/bold]", f"{name} -> {meaning}")
     for note in facts["notes"]:
         table.add_row("[bold]note[/bold]", note)
     rejects = ", ".join(f"{k} {v:,}" for k, v in facts["sample_rejects"].items()) or "none"
@@ -58,7 +60,7 @@ def examine(request: Request) -> dict[str, Any]:
         splits.update(piece.scenes_by_split)
     first = next(iter(request.source.read(survey.pieces[0])))
     size = min(SAMPLE_RECORDS, first.records.num_rows)
-    texts = first.texts.filter(np.asarray(tables.column(first.texts, "record")) < size)
+    texts = first.texts.filter(np.asarray(column(first.texts, "record")) < size)
     repair = request.config.clean.repair_byte_escapes
     scenes = group(
         merge([type(first)(first.records.slice(0, size), texts)]),
@@ -70,7 +72,7 @@ def examine(request: Request) -> dict[str, Any]:
     origin = tables.Origin(dataset=request.dataset, version="dry-run", split=split, shard=0)
     rows = tables.scenes_table(scenes, kept, origin)
     shown = rows.take(np.argsort(kept.first_record, kind="stable")[:FIRST_SCENES]).to_pylist()
-    rejects = Counter(scenes.reason[np.not_equal(scenes.reason, None)].tolist())
+    rejects: Counter[str] = Counter(scenes.reason[~is_none(scenes.reason)].tolist())
     return {
         "dataset": request.dataset,
         "source": request.source.name,
@@ -85,7 +87,5 @@ def examine(request: Request) -> dict[str, Any]:
         "notes": list(survey.notes),
         "sample_texts": texts.num_rows,
         "sample_rejects": {r: rejects[r] for r in schema.REJECT_REASONS if r in rejects},
-        "first_scenes": [
-            {"scene_key": s["scene_key"], "split": s["split"], "captions": s["captions"]} for s in shown
-        ],
+        "first_scenes": [{"scene_key": s["scene_key"], "split": s["split"], "captions": s["captions"]} for s in shown],
     }

@@ -23,7 +23,7 @@ from infra import seeds, storage
 from infra.errors import AccountingError, InputError, IntegrityError
 from pipelines import tables, tars
 from pipelines.clean import CleanConfig
-from pipelines.columns import Ints, column
+from pipelines.columns import Ints, column, is_none
 from pipelines.exchange import Exchange, fetch
 from pipelines.group import Scenes, group, merge
 from pipelines.sources import Batch, Piece, Source
@@ -168,7 +168,7 @@ def _publish_files(task: ShardTask, scenes: Scenes) -> Manifest:
     finally:
         records = publisher.finish()
     counts = np.diff(kept.offsets)
-    reasons = Counter(scenes.reason[np.not_equal(scenes.reason, None)].tolist())
+    reasons: Counter[str] = Counter(scenes.reason[~is_none(scenes.reason)].tolist())
     passes = views.bad_passes if views.bad else 0
     return Manifest(
         dataset=origin.dataset,
@@ -245,7 +245,9 @@ def parquet_bytes(table: pa.Table) -> pa.Buffer:
         compression_level=1,
         use_dictionary=[name for name in PLAIN_COLUMNS if name in leaves],
         write_page_index=True,
-        write_statistics=[name for name in ("dataset", "version", "split", "scene_key", "source_row", "reason") if name in leaves],
+        write_statistics=[
+            name for name in ("dataset", "version", "split", "scene_key", "source_row", "reason") if name in leaves
+        ],
     )
     return sink.getvalue()
 
@@ -277,4 +279,3 @@ def _bad(task: ShardTask, scenes: Scenes, kept: Kept, captions: pa.LargeStringAr
         tar = tars.tar(names, payload)
         path = schema.bad_path(task.origin.split, task.origin.shard, bad_pass)
         yield _Planned(path, "bad", len(rows), tar.parts, tar.blocks.tolist(), bad_pass)
-

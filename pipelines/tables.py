@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from catalog import schema
-from pipelines.columns import Ints, column, offsets_of, run_starts
+from pipelines.columns import Ints, column, is_none, offsets_of, run_starts
 from pipelines.group import Scenes
 
 
@@ -45,7 +45,7 @@ class Kept:
 
 def keep(scenes: Scenes) -> Kept:
     """Scenes with at least one caption that was not rejected."""
-    texts = np.flatnonzero(np.equal(scenes.reason, None))
+    texts = np.flatnonzero(is_none(scenes.reason))
     scene = scenes.text_scene[texts]
     starts = run_starts(scene)
     rows = scene[starts]
@@ -95,12 +95,13 @@ def _images(scenes: Scenes, kept: Kept) -> pa.Array:
     rows = np.flatnonzero(present & (scene >= 0) & (scenes.record_scene >= 0))
     counts = np.bincount(scene[rows], minlength=len(kept.rows))
     if len(rows) and counts.max() > 1:
-        rows = rows[_first_of_each(records, rows, scene[rows])]
+        several = counts[scene[rows]] > 1
+        repeated = rows[several]
+        first = repeated[_first_of_each(records, repeated, scene[repeated])]
+        rows = np.sort(np.concatenate([rows[~several], first]))
         counts = np.bincount(scene[rows], minlength=len(kept.rows))
     taken = pa.array(rows)
-    children = [
-        column(records, name).take(taken) for name in ("image_uri", "image_sha256", "width", "height", "frame")
-    ]
+    children = [column(records, name).take(taken) for name in ("image_uri", "image_sha256", "width", "height", "frame")]
     offsets = np.zeros(len(kept.rows) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     return _lists(offsets, children, "images")
@@ -137,7 +138,7 @@ def image_rows(scenes: Scenes, kept: Kept) -> tuple[Ints, pa.LargeStringArray, p
 
 def rejects_table(scenes: Scenes, origin: Origin) -> pa.Table:
     """Rows of `schema.REJECTS`, in canonical order of their texts."""
-    rows = np.flatnonzero(np.not_equal(scenes.reason, None))
+    rows = np.flatnonzero(~is_none(scenes.reason))
     taken, n = pa.array(rows), len(rows)
     records = pa.array(scenes.text_record[rows])
     scene = scenes.text_scene[rows]

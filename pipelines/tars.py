@@ -83,10 +83,14 @@ def _headers(names: pa.LargeStringArray, sizes: Ints) -> pa.LargeBinaryArray:
     name_lengths = np.diff(name_offsets)
     if int(name_lengths.max()) > NAME_BYTES:
         worst = names[int(name_lengths.argmax())].as_py()
-        raise IntegrityError(f"The member name {worst!r} has more than {NAME_BYTES} bytes, which a ustar header cannot hold. Use a shorter scene key.")
+        raise IntegrityError(
+            f"The member name {worst!r} has more than {NAME_BYTES} bytes, which a ustar header cannot hold. Use a shorter scene key."
+        )
     if int(sizes.max()) > MEMBER_BYTES_MAX:
         worst = names[int(sizes.argmax())].as_py()
-        raise IntegrityError(f"The member {worst!r} has {int(sizes.max())} bytes; a ustar member holds less than 8 GiB. Use smaller images.")
+        raise IntegrityError(
+            f"The member {worst!r} has {int(sizes.max())} bytes; a ustar member holds less than 8 GiB. Use smaller images."
+        )
     header = np.empty((n, BLOCK), np.uint8)
     header[:] = _TEMPLATE
     padded = pc.ascii_rpad(names.cast(pa.large_binary()).cast(pa.large_string()), NAME_BYTES, padding="\0")
@@ -123,9 +127,7 @@ def caption_json(index: Ints, role: pa.LargeStringArray, text: pa.LargeStringArr
     return contiguous(_join('{"index":', number, ',"role":"', role, '","text":"', escaped, '"}'))
 
 
-def sample_json(
-    dataset: str, scene_key: pa.LargeStringArray, captions: pa.LargeStringArray
-) -> pa.LargeBinaryArray:
+def sample_json(dataset: str, scene_key: pa.LargeStringArray, captions: pa.LargeStringArray) -> pa.LargeBinaryArray:
     """`{"dataset":...,"scene_key":...,"captions":[...]}` from captions already joined by commas."""
     head = f'{{"dataset":"{dataset}","scene_key":"'
     return contiguous(_join(head, scene_key, '","captions":[', captions, "]}")).cast(pa.large_binary())

@@ -60,6 +60,11 @@ class Input:
     uri: str
     url: str
 
+    @property
+    def files(self) -> tuple[Input, ...]:
+        """The files that are read when this one is: itself, unless a source says otherwise."""
+        return (self,)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:

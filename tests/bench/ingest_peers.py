@@ -112,7 +112,9 @@ def ray_data(data: Path, out: Path, cpus: int) -> dict[str, Any]:
         return [_bad_sample(sample, bad_pass) for bad_pass in range(PASSES)]
 
     started = time.perf_counter()
-    scenes = ray.data.read_parquet(str(data), columns=COLUMNS).groupby("sha256").map_groups(scene, batch_format="pandas")
+    scenes = (
+        ray.data.read_parquet(str(data), columns=COLUMNS).groupby("sha256").map_groups(scene, batch_format="pandas")
+    )
     scenes = scenes.materialize()
     scenes.write_parquet(str(out / "scenes"))
     scenes.map(good).write_webdataset(str(out / "good"))

@@ -10,10 +10,47 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-WORDS = (
-    "a the of with dog house blue large small image features woman standing street red and in on background detailed "
-    "wooden table left right white shirt car tree photo sale man holding bowl near sky building green light sign"
-).split()
+WORDS = [
+    "a",
+    "the",
+    "of",
+    "with",
+    "dog",
+    "house",
+    "blue",
+    "large",
+    "small",
+    "image",
+    "features",
+    "woman",
+    "standing",
+    "street",
+    "red",
+    "and",
+    "in",
+    "on",
+    "background",
+    "detailed",
+    "wooden",
+    "table",
+    "left",
+    "right",
+    "white",
+    "shirt",
+    "car",
+    "tree",
+    "photo",
+    "sale",
+    "man",
+    "holding",
+    "bowl",
+    "near",
+    "sky",
+    "building",
+    "green",
+    "light",
+    "sign",
+]
 ROWS_PER_GROUP = 50_000
 
 

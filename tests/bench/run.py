@@ -19,11 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from recap_rows import write_rows
 from rich.console import Console
 from rich.table import Table
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+from tests.bench.recap_rows import write_rows  # noqa: E402  the folder of the project is no package
+
 CPUS = 2
 
 
@@ -56,14 +59,22 @@ def ingest_table(folder: Path, args: argparse.Namespace) -> None:
     ]
     results = {name: [contest(name, folder, rows) for _ in range(n)] for name, _, rows, n in plan}
     best = statistics.median(rate(r) for r in results["ours"])
-    table = Table(title=f"Ingestion of Recap-shaped rows, two texts each ({args.rows:,} rows; peers {args.peer_rows:,})")
+    table = Table(
+        title=f"Ingestion of Recap-shaped rows, two texts each ({args.rows:,} rows; peers {args.peer_rows:,})"
+    )
     for heading in ("contestant", "scenes/s (median)", "min to max", "ours is", "peak RSS, tree"):
         table.add_column(heading, justify="left" if heading == "contestant" else "right")
     for name, label, _, _ in plan:
         rates = sorted(rate(r) for r in results[name])
         memory = max(r["tree_rss"] for r in results[name]) / 2**20
         middle = statistics.median(rates)
-        table.add_row(label, f"{middle:,.0f}", f"{rates[0]:,.0f} to {rates[-1]:,.0f}", f"{best / middle:.2f} x", f"{memory:,.0f} MiB")
+        table.add_row(
+            label,
+            f"{middle:,.0f}",
+            f"{rates[0]:,.0f} to {rates[-1]:,.0f}",
+            f"{best / middle:.2f} x",
+            f"{memory:,.0f} MiB",
+        )
     Console(width=120).print(table)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from infra.home import resolve
 from infra.session import Workers, open_workers
 from pipelines.commands import build_request
@@ -61,7 +62,9 @@ def reference(paths: list[str], tmp_path_factory: pytest.TempPathFactory) -> Pat
     return home
 
 
-def test_order_of_inputs_and_number_of_arrow_threads_change_nothing(paths: list[str], reference: Path, tmp_path: Path) -> None:
+def test_order_of_inputs_and_number_of_arrow_threads_change_nothing(
+    paths: list[str], reference: Path, tmp_path: Path
+) -> None:
     before = pa.cpu_count()
     pa.set_cpu_count(1 if before > 1 else 2)
     try:
@@ -76,13 +79,17 @@ def test_another_folder_of_the_same_inputs_changes_nothing(reference: Path, tmp_
     assert digests(tmp_path / "home") == digests(reference)
 
 
-def test_two_ray_workers_give_the_bytes_of_one_process(paths: list[str], reference: Path, tmp_path: Path, ray_workers: Workers) -> None:
+def test_two_ray_workers_give_the_bytes_of_one_process(
+    paths: list[str], reference: Path, tmp_path: Path, ray_workers: Workers
+) -> None:
     assert ray_workers.slots == 2
     run(list(reversed(paths)), tmp_path, ray_workers)
     assert digests(tmp_path) == digests(reference)
 
 
-def test_one_ray_cpu_gives_the_same_bytes_through_the_command_line(paths: list[str], reference: Path, tmp_path: Path) -> None:
+def test_one_ray_cpu_gives_the_same_bytes_through_the_command_line(
+    paths: list[str], reference: Path, tmp_path: Path
+) -> None:
     words = ["ingest", "table", "--dataset", "things", "--num-cpus", "1", "--home", str(tmp_path), "--json"]
     words += [w for path in paths for w in ("--input", path)] + [w for s in SETS for w in ("--set", s)]
     done = subprocess.run(

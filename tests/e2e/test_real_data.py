@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+
 from infra.home import resolve
 from infra.session import open_workers
 from pipelines.commands import build_request

@@ -6,10 +6,28 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pipelines.clean import BROKEN_PICTURES, clean_text, clean_texts, letter_sums, normal_form
 
 PIECES = ["a dog", " ", "  ", "\t", "\n", "\x00", "\x1b", "&amp;", "&nbsp;", "&", "AT&T", "\\xc2\\xae", "\\xff", "\\"]
-PIECES += ["é", "e\u0301", "nan", "None", "", "ß", "İ", "中文", "\u200d", "\ufeff", "\u3000", "\x85", "ﬁ", "न\u093f", "!!", "A"]
+PIECES += [
+    "é",
+    "e\u0301",
+    "nan",
+    "None",
+    "",
+    "ß",
+    "İ",
+    "中文",
+    "\u200d",
+    "\ufeff",
+    "\u3000",
+    "\x85",
+    "ﬁ",
+    "न\u093f",
+    "!!",
+    "A",
+]
 RAW = st.one_of(
     st.none(),
     st.binary(max_size=12),
@@ -22,7 +40,9 @@ def kept(raw: bytes, *, repair: bool = False) -> str | None:
 
 
 @given(st.lists(RAW, max_size=20), st.booleans(), st.booleans())
-def test_the_vectorised_form_equals_the_rule_for_one_text(raw: list[bytes | None], repair: bool, entities: bool) -> None:
+def test_the_vectorised_form_equals_the_rule_for_one_text(
+    raw: list[bytes | None], repair: bool, entities: bool
+) -> None:
     cleaned = clean_texts(pa.array(raw, pa.large_binary()), repair=repair, entities=entities)
     for row, value in enumerate(raw):
         text, reason, detail, repaired = clean_text(value, repair=repair, entities=entities)

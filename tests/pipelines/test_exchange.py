@@ -9,9 +9,20 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from infra import storage
 from infra.errors import InputError, IntegrityError
-from pipelines.exchange import Buckets, Exchange, PartitionTask, bucket_of, fetch, partition, plan_exchange, regroup, regroup_tasks
+from pipelines.exchange import (
+    Buckets,
+    Exchange,
+    PartitionTask,
+    bucket_of,
+    fetch,
+    partition,
+    plan_exchange,
+    regroup,
+    regroup_tasks,
+)
 from pipelines.group import merge
 from pipelines.sources import RECORDS, TEXTS, Batch, Piece
 

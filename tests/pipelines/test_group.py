@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from infra.errors import IntegrityError
 from pipelines.clean import CleanConfig
 from pipelines.group import Scenes, group, merge, ordered_keys
@@ -81,7 +82,9 @@ def test_every_text_is_kept_or_rejected_once(records: list[Record]) -> None:
 
 
 def test_a6_a_scene_keeps_as_many_captions_as_it_has() -> None:
-    records = [{"id": str(i), "row": 10 * i + j, "texts": [f"{i} {j}"]} for i, n in enumerate([5, 5, 6, 7]) for j in range(n)]
+    records = [
+        {"id": str(i), "row": 10 * i + j, "texts": [f"{i} {j}"]} for i, n in enumerate([5, 5, 6, 7]) for j in range(n)
+    ]
     assert [len(c) for c in kept_captions(judged(records)).values()] == [5, 5, 6, 7]
 
 
@@ -92,7 +95,10 @@ def test_a8_a_missing_caption_shifts_no_index() -> None:
 
 def test_repeats_within_a_scene_are_rejected_and_the_first_stays() -> None:
     scenes = judged(
-        [{"id": "a", "row": 0, "texts": ["A dog.", "A dog.", "a DOG", "a cat"]}, {"id": "b", "row": 1, "texts": ["A dog."]}]
+        [
+            {"id": "a", "row": 0, "texts": ["A dog.", "A dog.", "a DOG", "a cat"]},
+            {"id": "b", "row": 1, "texts": ["A dog."]},
+        ]
     )
     assert kept_captions(scenes) == {"a": [(0, "A dog."), (3, "a cat")], "b": [(0, "A dog.")]}
     assert reasons(scenes) == [("A dog.", "exact_repeat"), ("a DOG", "normalised_repeat")]
@@ -147,7 +153,9 @@ def test_a_record_without_an_id_is_rejected_and_disturbs_nobody() -> None:
     scenes = judged([{"id": None, "row": 0, "texts": ["lost"]}, {"id": "a", "row": 1, "texts": ["kept"]}])
     assert kept_captions(scenes) == {"a": [(0, "kept")]}
     rows = rejects_table(scenes, ORIGIN).to_pylist()
-    assert [(r["text"], r["reason"], r["scene_key"], r["source_row"]) for r in rows] == [("lost", "missing_id", None, 0)]
+    assert [(r["text"], r["reason"], r["scene_key"], r["source_row"]) for r in rows] == [
+        ("lost", "missing_id", None, 0)
+    ]
 
 
 def test_the_reader_may_reject_a_text_itself() -> None:
@@ -162,7 +170,9 @@ def test_a10_bytes_that_are_not_utf8_are_kept_exactly_in_the_reject() -> None:
 
 
 def test_illegal_ids_are_hashed_and_legal_ones_stay() -> None:
-    keys = list(kept_captions(judged([{"id": i, "row": 0, "texts": ["x"]} for i in ["ok-1", "Upper", "h-x", "a/b", "a\n"]])))
+    keys = list(
+        kept_captions(judged([{"id": i, "row": 0, "texts": ["x"]} for i in ["ok-1", "Upper", "h-x", "a/b", "a\n"]]))
+    )
     assert keys[-1] == "ok-1"
     assert len(keys) == 5
     assert all(k.startswith("h-") and len(k) == 34 for k in keys[:-1])

@@ -8,11 +8,13 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+
 from infra.errors import ConfigError, GoodviewsError, InputError, IntegrityError, RejectBudgetError, UsageError
 from infra.home import resolve
 from infra.session import open_workers
 from pipelines.commands import build_request
-from pipelines.ingest import Outcome, ingest, plan_shards
+from pipelines.ingest import Outcome, ingest
+from pipelines.plan import plan_shards
 from pipelines.preview import examine
 
 
@@ -23,7 +25,8 @@ def run(source: str, paths: list[Path], home: Path, sets: list[str] | None = Non
 
 
 def rows(outcome: Outcome, kind: str) -> list[dict[str, Any]]:
-    return ds.dataset(Path(outcome.url) / kind, format="parquet").to_table().to_pylist()
+    found: list[dict[str, Any]] = ds.dataset(Path(outcome.url) / kind, format="parquet").to_table().to_pylist()
+    return found
 
 
 def captions(path: Path, texts: list[Any], **columns: Any) -> Path:
@@ -48,7 +51,13 @@ def test_every_quirk_of_recap_datacomp_ends_as_it_should(recap_files: list[Path]
     assert [(c["text"], c["repaired"]) for c in clr] == [("CLR\u00ae Mold Remover", True), ("A bottle.", False)]
     # One picture, two URLs, rows in two files: one scene with all its captions and both images.
     dog = by_url["https://a.example/dog.jpg"]
-    assert [c["text"] for c in dog["captions"]] == ["My dog", "A brown dog.", "A dog on grass.", "My dog again", "A dog sits."]
+    assert [c["text"] for c in dog["captions"]] == [
+        "My dog",
+        "A brown dog.",
+        "A dog on grass.",
+        "My dog again",
+        "A dog sits.",
+    ]
     assert [i["uri"] for i in dog["images"]] == ["https://a.example/dog.jpg", "https://f.example/dog.jpg"]
     assert {r for r, _, _ in texts[dog["source_id"]]} == {"alt", "recap", "recap_conditioned"}
     # A2: the placeholder is no scene, its twelve texts are rejects.
@@ -142,7 +151,9 @@ def test_ids_that_were_promised_unique_and_are_not_fail_the_job(tmp_path: Path) 
 
 def test_streamed_shards_are_cut_at_exactly_the_size_asked_for(tmp_path: Path) -> None:
     paths = [captions(tmp_path / f"{i}.parquet", [f"file {i} text {j}" for j in range(7)]) for i in range(3)]
-    request = build_request("table", [str(p) for p in paths], None, None, ["source.text=caption", "scenes_per_shard=5"], 0.2)
+    request = build_request(
+        "table", [str(p) for p in paths], None, None, ["source.text=caption", "scenes_per_shard=5"], 0.2
+    )
     plan = plan_shards(request, request.source.survey(request.inputs, None))
     assert [sum(p.stop - p.start for p in shard) for shard in plan.direct] == [5, 5, 5, 5, 1]
     outcome = run("table", paths, tmp_path / "home", ["source.text=caption", "scenes_per_shard=5"])
@@ -163,7 +174,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(recap_files: list[Path], tm
     assert facts["columns"]["org_caption"] == "text:alt"
     assert len(facts["first_scenes"]) == 3
     assert facts["sample_rejects"]["invalid_utf8"] == 1
-    assert set(p.name for p in tmp_path.iterdir()) == {"recap"}
+    assert {p.name for p in tmp_path.iterdir()} == {"recap"}
 
 
 @pytest.mark.parametrize(

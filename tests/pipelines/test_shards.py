@@ -13,6 +13,7 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 import webdataset as wds
+
 from catalog import schema
 from catalog.manifest import Manifest
 from infra import seeds, storage
@@ -25,6 +26,9 @@ from pipelines.sources.toyworld import Toyworld
 from pipelines.tables import Origin
 
 SCENES = 40
+
+# Stock webdataset leaves closing its file to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO")
 
 
 def task(folder: Path, **changes: Any) -> ShardTask:
@@ -55,7 +59,8 @@ def samples(path: Path) -> list[dict[str, Any]]:
 
 
 def scenes(folder: Path) -> list[dict[str, Any]]:
-    return pq.read_table(folder / schema.scenes_path("train", 0)).to_pylist()
+    rows: list[dict[str, Any]] = pq.read_table(folder / schema.scenes_path("train", 0)).to_pylist()
+    return rows
 
 
 def test_the_manifest_names_every_file_with_its_size_and_digest(shard: tuple[Path, Manifest]) -> None:
@@ -79,7 +84,7 @@ def test_texts_read_are_texts_kept_plus_rejects(shard: tuple[Path, Manifest]) ->
 
 
 def test_stock_webdataset_reads_the_good_tar(shard: tuple[Path, Manifest]) -> None:
-    folder, manifest = shard
+    folder, _manifest = shard
     read = samples(folder / schema.good_path("train", 0))
     expected = scenes(folder)
     assert [s["__key__"] for s in read] == [s["scene_key"] for s in expected]
@@ -118,7 +123,9 @@ def test_blocks_of_the_manifest_give_the_offset_of_each_sample(shard: tuple[Path
     assert len(tars) == 8
     for file in tars:
         with tarfile.open(folder / file.path) as tar:
-            first_members = [m.offset for m in tar.getmembers() if m.name.endswith((".jpg", "-c000.json")) or "-c" in m.name]
+            first_members = [
+                m.offset for m in tar.getmembers() if m.name.endswith((".jpg", "-c000.json")) or "-c" in m.name
+            ]
         assert file.blocks is not None
         assert [0, *(512 * np.cumsum(file.blocks)).tolist()][:-1] == first_members
         assert len(file.blocks) == file.rows
@@ -174,7 +181,9 @@ def test_c6_no_file_without_rows_is_published(tmp_path: Path) -> None:
 
 def test_views_hold_no_pictures_when_none_are_asked_for(tmp_path: Path) -> None:
     publish_shard(task(tmp_path, views={"images": False}))
-    assert {tuple(sorted(k for k in s if not k.startswith("__"))) for s in samples(tmp_path / schema.good_path("train", 0))} == {("json",)}
+    assert {
+        tuple(sorted(k for k in s if not k.startswith("__"))) for s in samples(tmp_path / schema.good_path("train", 0))
+    } == {("json",)}
 
 
 def test_c2_row_groups_are_cut_by_bytes_of_text() -> None:
@@ -195,6 +204,10 @@ def test_c2_row_groups_are_cut_by_bytes_of_text() -> None:
 
 def test_c1_texts_of_a_shard_may_pass_two_gigabytes_of_offsets() -> None:
     # large_string everywhere: offsets are 64-bit, so concatenating never overflows (ray#29492).
-    kinds = [schema.CAPTION.field("text").type, schema.SCENES.field("scene_key").type, schema.REJECTS.field("text").type]
+    kinds = [
+        schema.CAPTION.field("text").type,
+        schema.SCENES.field("scene_key").type,
+        schema.REJECTS.field("text").type,
+    ]
     assert kinds == [pa.large_string()] * 3
     assert pa.types.is_large_list(schema.SCENES.field("captions").type)

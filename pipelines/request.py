@@ -1,0 +1,110 @@
+"""What an ingestion was asked for, and the identity of the version that it makes.
+
+Owns: the content options and the digest over all that decides bytes. Does not own: the plan (`plan`) and the job (`ingest`).
+Invariant: CPUs, absolute paths, the order of inputs, budgets and the clock are in no version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from catalog.manifest import InputFile
+from infra import config as configuration
+from infra import storage
+from infra.errors import ConfigError
+from infra.session import Workers
+from pipelines import tars
+from pipelines.clean import TRANSFORM_VERSION, CleanConfig
+from pipelines.sources import Input, Source, Survey
+
+VIEWS = ("good", "bad")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestConfig:
+    """Content options of an ingestion besides those of its source; all are part of the version."""
+
+    clean: CleanConfig = field(default_factory=CleanConfig)
+    scenes_per_shard: int = 10_000
+    "A shard is the unit of work, of retry and of memory."
+    views: str = "good,bad"
+    "Which view tars are written: `good`, `bad`, both, or none (empty)."
+    images: bool = True
+    "Put the pictures that the source carries into the good tars."
+    seed: int = 0
+    "Root seed of the caption permutations of the bad views."
+    limit: int | None = None
+    "At most so many rows of the input (images, scenes), in canonical order."
+
+    def __post_init__(self) -> None:
+        if self.scenes_per_shard < 1:
+            raise ConfigError(
+                f"scenes_per_shard is {self.scenes_per_shard}; a shard holds at least 1 scene. About 10,000 is a good size."
+            )
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"limit is {self.limit}; nothing would be read. Use 1 or more, or leave it out.")
+        if self.seed < 0:
+            raise ConfigError(f"seed is {self.seed}; use 0 or more.")
+        unknown = sorted(set(self.view_names) - set(VIEWS))
+        if unknown:
+            raise ConfigError(f"views names {unknown[0]!r}; known are {' and '.join(VIEWS)}, separated by a comma.")
+
+    @property
+    def view_names(self) -> tuple[str, ...]:
+        """The names in `views`, sorted."""
+        return tuple(sorted({name.strip() for name in self.views.split(",") if name.strip()}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One ingestion as asked for. `max_reject_rate` is a budget, not content."""
+
+    dataset: str
+    source: Source
+    config: IngestConfig
+    inputs: Sequence[Input]
+    max_reject_rate: float = 0.2
+
+
+def content_of(request: Request) -> dict[str, Any]:
+    """Everything besides the input files that decides the bytes of a version."""
+    config, source = request.config, request.source
+    return {
+        "source": source.name,
+        "options": configuration.to_dict(source),
+        "clean": configuration.to_dict(config.clean),
+        "scenes_per_shard": config.scenes_per_shard,
+        "views": list(config.view_names),
+        "bad_passes": source.bad_passes,
+        "images": config.images,
+        "seed": config.seed,
+        "limit": config.limit,
+        "transform": TRANSFORM_VERSION,
+        "writers": {
+            "pyarrow": pa.__version__,
+            "tar": tars.LAYOUT_VERSION,
+            "unicode": unicodedata.unidata_version,
+            **source.writers,
+        },
+    }
+
+
+def version_of(dataset: str, content: Mapping[str, Any], inputs: Sequence[InputFile]) -> str:
+    """16 hex digits of sha256 over dataset name, content options and input digests."""
+    record = {"dataset": dataset, "content": content, "inputs": sorted((i.uri, i.bytes, i.sha256) for i in inputs)}
+    return hashlib.sha256(orjson.dumps(record, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
+
+
+def digest_inputs(survey: Survey, workers: Workers) -> list[InputFile]:
+    """Size and sha256 of every file that is read, by uri; a README beside the data decides nothing."""
+    read = {file.uri: file for piece in survey.pieces if piece.input is not None for file in piece.input.files}
+    uris = sorted(read)
+    records = dict(workers.map(storage.digest, [read[uri].url for uri in uris]))
+    return [InputFile(uri=uri, bytes=records[i].bytes, sha256=records[i].sha256) for i, uri in enumerate(uris)]

@@ -1,0 +1,105 @@
+"""`--input` paths into input files: files, folders, globs, local or by URL.
+
+Owns: what a path may mean, which files of a folder count, and the names of inputs relative to their common folder.
+Does not own: what is in a file. Invariant: the result depends on which files there are, not on the order or form in which they were named.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import posixpath
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from infra import storage
+from infra.errors import InputError
+from pipelines.sources import Input
+from pipelines.sources.names import nearest
+
+HIDDEN: Final = (".", "_")
+"""Names that begin so are no data by the habit of Hadoop and Spark (`_SUCCESS`, `_temporary`); a path may still name them."""
+
+
+def find_inputs(paths: Sequence[str]) -> tuple[str, list[Input]]:
+    """The folder that contains all files, and the files with their path in it, sorted by that path.
+
+    A path that exists is taken as it is, else it is a glob (`*`, `**`, `?`, `[..]`). A folder stands for the files below it.
+    Raises InputError when a path matches nothing, or when no folder contains all files.
+    """
+    urls = sorted({url for path in paths for url in _expand(path)})
+    if not urls:
+        raise InputError("No input was named. Name files, folders or globs with `--input`.")
+    root = _common_folder(urls)
+    prefix = root.rstrip("/") + "/"
+    return root, [Input(uri=url.removeprefix(prefix), url=url) for url in urls]
+
+
+def _expand(path: str) -> list[str]:
+    url = storage.absolute(path)
+    if storage.exists(url):
+        return _files(url, path)
+    if not glob.has_magic(path):
+        raise InputError(f"There is no file or folder {url}.{_near(url)} Check the path.")
+    pattern_hides = not posixpath.basename(url).startswith(HIDDEN)
+    matches = [match for match in _glob(url) if not (pattern_hides and _is_hidden(posixpath.basename(match)))]
+    found = [file for match in matches for file in _files(match, path)]
+    if not found:
+        fixed = url[: min(url.find(c) for c in "*?[" if c in url)].rpartition("/")[0]
+        there = f"The folder {fixed} is there" if storage.exists(fixed) else f"There is no folder {fixed}"
+        raise InputError(
+            f"The input {path} matches no file (looked for {url}). {there}; check the pattern, and quote it so that the shell leaves it alone."
+        )
+    return found
+
+
+def _files(url: str, path: str) -> list[str]:
+    """The file itself, or the files below the folder. Raises InputError for a folder without any."""
+    fs, inner = storage.filesystem(url)
+    if not fs.isdir(inner):
+        return [url]
+    names = [name for name in storage.list_files(url) if not any(_is_hidden(part) for part in name.split("/"))]
+    if not names:
+        message = (
+            f"The folder {url} (input {path}) holds no files, those that begin with `.` or `_` aside. Check the path."
+        )
+        raise InputError(message)
+    return [storage.join(url, name) for name in names]
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(HIDDEN) or name.endswith(storage.TEMPORARY_SUFFIX)
+
+
+def _glob(url: str) -> Iterator[str]:
+    if not storage.is_remote(url):
+        yield from glob.glob(url, recursive=True, include_hidden=True)
+        return
+    fs, inner = storage.filesystem(url)
+    fs.invalidate_cache()
+    protocol = url.partition("://")[0]
+    for match in fs.glob(inner):
+        yield match if "://" in match else f"{protocol}://{match.lstrip('/')}"
+
+
+def _near(url: str) -> str:
+    folder, _, name = url.rpartition("/")
+    return nearest(name, storage.list_names(folder)) if storage.exists(folder or "/") else ""
+
+
+def _common_folder(urls: Sequence[str]) -> str:
+    """The deepest folder that contains all. Raises InputError for different stores."""
+    stores = sorted({_store(url) for url in urls})
+    if len(stores) > 1:
+        message = f"The inputs are in different places ({', '.join(s or 'local files' for s in stores)}), so no folder contains them all. Ingest them as two datasets, or copy them together."
+        raise InputError(message)
+    store = stores[0]
+    return store + os.path.commonpath([posixpath.dirname(url[len(store) :]) or "/" for url in urls])
+
+
+def _store(url: str) -> str:
+    """`s3://bucket` of a URL, nothing of a local path."""
+    if not storage.is_remote(url):
+        return ""
+    protocol, _, rest = url.partition("://")
+    return f"{protocol}://{rest.split('/', 1)[0]}"

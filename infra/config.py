@@ -1,0 +1,279 @@
+"""From TOML and `--set a.b=v` to one frozen, keyword-only (nested) dataclass, and from that to a manifest.
+
+Owns: reading, merging, and the sentence for a wrong key or value. Does not own: any config class; those stand beside
+their owners and check their own ranges in `__post_init__` (ValueError or ConfigError).
+Invariant: a key that no field takes, or a value that is not of the field's type, never passes. Types are strict: `1` is
+no bool, `true` no int, `"5"` no number; an int is a float. Later `--set` wins over earlier, and over the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import math
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+from infra import storage
+from infra.errors import ConfigError, InputError
+
+Config = TypeVar("Config")
+Plain = dict[str, Any]
+
+_WORDS = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a string (in quotes, in a file)",
+    "tuple_type": 'a list, such as [1, 2] or ["a", "b"]',
+    "list_type": 'a list, such as [1, 2] or ["a", "b"]',
+    "dict_type": "a table",
+    "dataclass_type": "a table",
+}
+
+
+def load(cls: type[Config], *, file: str | None = None, sets: Sequence[str] = ()) -> Config:
+    """An instance of the dataclass `cls` from its defaults, then `file` (TOML, path or URL), then `sets` (`a.b=v`).
+
+    A `v` that is no TOML value is taken as a string, and a field that is only text takes `v` as it is written.
+    Raises ConfigError with one sentence that names the key by its dotted path, and the nearest one if there is none.
+    """
+    merged = _read(file) if file is not None else {}
+    _check_keys(cls, merged, path=(), origin=f"in {file}")
+    origins: dict[tuple[str, ...], str] = {}
+    for text in sets:
+        path, raw = _split(text)
+        origin = f"in `--set {text}`"
+        annotation = _annotation_at(cls, path, origin)
+        value = _parse(raw, annotation)
+        _check_value_keys(annotation, value, path, origin)
+        _put(merged, path, value)
+        origins[path] = origin
+    return _validated(cls, merged, origins, default_origin=f"in {file}" if file is not None else "in the config")
+
+
+def to_dict(config: object) -> Plain:
+    """The config as plain JSON values with sorted keys, for manifests; equal configs give equal dictionaries.
+
+    Raises ConfigError for a value that JSON cannot hold (such as `inf`), because it would be lost silently.
+    """
+    plain = _plain(config, "")
+    if not isinstance(plain, dict):
+        raise ConfigError(f"A {type(config).__name__} is not a config: only dataclasses are. Pass the config object.")
+    return plain
+
+
+def _read(file: str) -> Plain:
+    try:
+        text = storage.read_bytes(file).decode("utf-8")
+    except (InputError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Cannot read the config {file}: {error}") from error
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"The config {file} is not TOML: {error}. Mend that line.") from error
+
+
+def _split(text: str) -> tuple[tuple[str, ...], str]:
+    key, equals, raw = text.partition("=")
+    path = tuple(part.strip() for part in key.split("."))
+    if not equals or not all(path):
+        raise ConfigError(f"`--set {text}` is not of the form KEY=VALUE. Write for example `--set source.scenes=2000`.")
+    return path, raw.strip()
+
+
+def _parse(raw: str, annotation: Any) -> Any:
+    try:
+        parsed = tomllib.loads(f"v = {raw}") if "\n" not in raw else {}
+    except tomllib.TOMLDecodeError:
+        parsed = {}
+    value = parsed.get("v", raw) if len(parsed) == 1 else raw
+    if isinstance(value, str):
+        return value
+    # TOML would read `2014` as a number, `2026-11-30` as a date, and `5#3` as 5 with a comment.
+    if _is_text_only(annotation) or ("#" in raw and not isinstance(value, (list, dict))):
+        return raw
+    return value
+
+
+def _put(data: Plain, path: Sequence[str], value: Any) -> None:
+    for name in path[:-1]:
+        if not isinstance(data.get(name), dict):
+            data[name] = {}
+        data = data[name]
+    data[path[-1]] = value
+
+
+def _check_keys(cls: Any, data: Mapping[str, Any], path: tuple[str, ...], origin: str) -> None:
+    """Refuse every key of `data`, at any depth, that names no field of the dataclass `cls`."""
+    hints = _hints(cls)
+    for name, value in data.items():
+        if name not in hints:
+            raise _unknown((*path, name), hints, origin)
+        _check_value_keys(hints[name], value, (*path, name), origin)
+
+
+def _check_value_keys(annotation: Any, value: Any, path: tuple[str, ...], origin: str) -> None:
+    section = _section(annotation)
+    if section is not None and isinstance(value, Mapping):
+        _check_keys(section, value, path, origin)
+        return
+    for element, children in _children(annotation, value):
+        for name, child in children:
+            _check_value_keys(element, child, (*path, name), origin)
+
+
+def _children(annotation: Any, value: Any) -> Iterator[tuple[Any, list[tuple[str, Any]]]]:
+    """Pairs of element annotation and named elements, for each member of the annotation that is a container."""
+    for member in _members(annotation):
+        arguments = [a for a in get_args(member) if a is not Ellipsis]
+        if isinstance(value, Mapping) and len(arguments) == 2:
+            yield arguments[1], list(value.items())
+        elif isinstance(value, list) and arguments and get_origin(member) is not typing.Literal:
+            yield arguments[0], [(str(i), child) for i, child in enumerate(value)]
+
+
+def _annotation_at(cls: Any, path: tuple[str, ...], origin: str) -> Any:
+    """The annotation of the field that a dotted path names; Any below a mapping without declared values."""
+    annotation: Any = cls
+    for depth, name in enumerate(path):
+        section = _section(annotation)
+        if section is None:
+            values = [get_args(m)[1] for m in _members(annotation) if len(get_args(m)) == 2 and _is_mapping(m)]
+            if not values and Any not in _members(annotation):
+                above = ".".join(path[:depth])
+                message = f"The config has no key {'.'.join(path)!r} ({origin}): {above!r} is a value, not a section."
+                raise ConfigError(message)
+            annotation = values[0] if values else Any
+            continue
+        hints = _hints(section)
+        if name not in hints:
+            raise _unknown(path[: depth + 1], hints, origin)
+        annotation = hints[name]
+    if _section(annotation) is not None:
+        known = ", ".join(sorted(_hints(_section(annotation))))
+        message = f"{'.'.join(path)!r} is a section, not a value ({origin}). Set one of its keys: {known}."
+        raise ConfigError(message)
+    return annotation
+
+
+def _unknown(path: tuple[str, ...], known: Collection[str], origin: str) -> ConfigError:
+    near = difflib.get_close_matches(path[-1].replace("-", "_"), list(known), n=1, cutoff=0.5)
+    above = ".".join(path[:-1])
+    hint = f"Did you mean {'.'.join([*path[:-1], near[0]])!r}?" if near else f"Known keys: {', '.join(sorted(known))}."
+    place = f"section {above!r}" if above else "config"
+    return ConfigError(f"The {place} has no key {'.'.join(path)!r} ({origin}). {hint}")
+
+
+def _validated(
+    cls: type[Config], data: Plain, origins: Mapping[tuple[str, ...], str], *, default_origin: str
+) -> Config:
+    # 0.1 s, and a config is only needed once a command runs.
+    from pydantic import TypeAdapter, ValidationError
+    from pydantic_core import to_json
+
+    # JSON mode, because a strict dataclass takes no dictionary and a strict tuple no list from Python objects.
+    text = to_json(data, inf_nan_mode="constants")
+    try:
+        return TypeAdapter(cls).validate_json(text, strict=True)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        place = tuple(str(part) for part in problem["loc"])
+        known = [path for path in origins if place[: len(path)] == path or path[: len(place)] == place]
+        origin = origins[known[-1]] if known else default_origin
+        raise ConfigError(_sentence(problem, _key(cls, place), origin)) from error
+
+
+def _key(cls: Any, place: tuple[str, ...]) -> str:
+    """The dotted key of a pydantic location, without the names of union members that pydantic adds to it."""
+    names: list[str] = []
+    annotation: Any = cls
+    for name in place:
+        section = _section(annotation)
+        if section is not None and name in _hints(section):
+            annotation = _hints(section)[name]
+        elif any(_is_mapping(member) for member in _members(annotation)):
+            annotation = Any
+        elif name.isdigit():
+            annotation = next((get_args(m)[0] for m in _members(annotation) if get_args(m)), Any)
+        else:
+            continue
+        names.append(name)
+    return ".".join(names)
+
+
+def _sentence(problem: Mapping[str, Any], key: str, origin: str) -> str:
+    kind, message = str(problem["type"]), str(problem["msg"])
+    if kind == "missing":
+        return f"The config needs the key {key!r}, and it is not set. Set it in the file or with `--set {key}=VALUE`."
+    if kind in ("value_error", "assertion_error"):
+        reason = message.partition(", ")[2] or message
+        return f"The config{f' section {key!r}' if key else ''} is wrong: {reason}"
+    wanted = _WORDS.get(kind) or message.removeprefix("Input should be ").removeprefix("a valid ")
+    return f"The config key {key!r} is {problem['input']!r} ({origin}), but must be {wanted}. Change that value."
+
+
+def _hints(cls: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The alternatives of a union, through Annotated; else the annotation alone."""
+    if get_origin(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [m for a in get_args(annotation) for m in _members(a)]
+    return [annotation]
+
+
+def _section(annotation: Any) -> Any:
+    """The dataclass among the members of an annotation, or None."""
+    found = [m for m in _members(annotation) if isinstance(m, type) and dataclasses.is_dataclass(m)]
+    if len(found) > 1:
+        raise TypeError(
+            f"A config field holds one dataclass, {annotation} names {len(found)}: keys could not be checked."
+        )
+    return found[0] if found else None
+
+
+def _is_mapping(annotation: Any) -> bool:
+    origin = get_origin(annotation)
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def _is_text_only(annotation: Any) -> bool:
+    members = [m for m in _members(annotation) if m is not type(None)]
+    literals = [a for m in members if get_origin(m) is typing.Literal for a in get_args(m)]
+    classes = [m for m in members if get_origin(m) is not typing.Literal]
+    return all(isinstance(a, str) for a in literals) and all(
+        isinstance(m, type) and issubclass(m, (str, os.PathLike)) for m in classes
+    )
+
+
+def _plain(value: Any, key: str) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = sorted(f.name for f in dataclasses.fields(value))
+        return {name: _plain(getattr(value, name), f"{key}.{name}".lstrip(".")) for name in names}
+    if isinstance(value, enum.Enum):
+        return _plain(value.value, key)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"The config key {key!r} is {value}, which a manifest cannot hold. Give a finite number.")
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(value[name], f"{key}.{name}") for name in sorted(value, key=str)}
+    if isinstance(value, (frozenset, set)):
+        return sorted((_plain(v, key) for v in value), key=str)
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
+        return [_plain(v, f"{key}.{i}") for i, v in enumerate(value)]
+    message = f"The config key {key!r} holds a {type(value).__name__}, which a manifest cannot hold. Use plain values."
+    raise ConfigError(message)

@@ -1,0 +1,353 @@
+"""Files by URL over fsspec, and the one way a file of ours comes to exist: whole or not at all.
+
+Owns: opening, listing, hashing and atomic publication, local and remote. Does not own: what is in a file.
+Invariant: a name that can be seen holds complete, flushed bytes.
+
+Local publication writes a temporary sibling, fsyncs it, renames it and fsyncs the folder. On object stores the
+completed upload is the publication, and a failed one is discarded. On any other remote store (SFTP, HDFS, `memory://`)
+a temporary sibling is renamed. No commit path relies on a cached listing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import hashlib
+import os
+import secrets
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TypeAlias, cast
+
+import fsspec
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractBufferedFile
+
+from infra.errors import InputError, StorageError
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+TEMPORARY_SUFFIX = ".goodviews-tmp"
+READ_BYTES = 8 << 20
+
+OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "r2"})
+"Protocols on which an object appears only when its upload is completed."
+
+_STORE_CLIENTS = frozenset({"aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "paramiko"})
+"Packages of the stores' clients, whose own errors (no credentials, no connection) are no OSError."
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord:
+    """Size in bytes and sha256 (hex) of one published file."""
+
+    bytes: int
+    sha256: str
+
+
+def join(url: str, *names: str) -> str:
+    """`url` with relative names below it, with single slashes."""
+    return "/".join([url.rstrip("/"), *(name.strip("/") for name in names)])
+
+
+def absolute(url: str) -> str:
+    """`url` as given when it has a protocol, else the absolute local path; resolves `~`, keeps links."""
+    if is_remote(url):
+        return url.rstrip("/")
+    return os.path.abspath(os.path.expanduser(url.removeprefix("file://")))
+
+
+def is_remote(url: str) -> bool:
+    """Whether `url` names something that is not a plain local path."""
+    return "://" in url and not url.startswith("file://")
+
+
+@functools.lru_cache(maxsize=64)
+def _remote_filesystem(protocol_root: str) -> fsspec.AbstractFileSystem:
+    # One instance a bucket; listings are never cached, because a commit must see what is there now.
+    filesystem, _ = url_to_fs(protocol_root, use_listings_cache=False)
+    return filesystem
+
+
+def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The fsspec filesystem of `url` and the path inside it.
+
+    Raises StorageError when the protocol is unknown or its package is missing.
+    """
+    if not is_remote(url):
+        return LocalFileSystem(), absolute(url)
+    protocol, _, rest = url.partition("://")
+    try:
+        fs = _remote_filesystem(f"{protocol}://{rest.split('/', 1)[0]}")
+    except (ValueError, ImportError) as error:
+        message = (
+            f"Cannot open {url}: {error}. Install the fsspec package of that protocol, for example `pip install s3fs`."
+        )
+        raise StorageError(message) from error
+    return fs, str(fs._strip_protocol(url))
+
+
+def exists(url: str) -> bool:
+    """Whether a file or folder is there now."""
+    fs, path = filesystem(url)
+    if isinstance(fs, LocalFileSystem):
+        return os.path.exists(path)
+    fs.invalidate_cache()
+    return bool(fs.exists(path))
+
+
+def size(url: str) -> int:
+    """Size of the file in bytes. Raises InputError when it is not there."""
+    fs, path = filesystem(url)
+    with _sentence("read", url):
+        return int(os.stat(path).st_size) if isinstance(fs, LocalFileSystem) else int(fs.info(path)["size"])
+
+
+def read_bytes(url: str) -> bytes:
+    """The whole file. Raises InputError when it is not there."""
+    fs, path = filesystem(url)
+    with _sentence("read", url):
+        return cast(bytes, fs.cat_file(path))
+
+
+def read_range(url: str, start: int, stop: int) -> bytes:
+    """Bytes [start, stop) of the file."""
+    fs, path = filesystem(url)
+    with _sentence("read", url):
+        return cast(bytes, fs.cat_file(path, start=start, end=stop))
+
+
+def open_read(url: str) -> IO[bytes]:
+    """A seekable binary file."""
+    fs, path = filesystem(url)
+    with _sentence("read", url):
+        return cast(IO[bytes], fs.open(path, "rb"))
+
+
+def digest(url: str) -> FileRecord:
+    """Size and sha256 of a file, read in bounded memory."""
+    sha, total = hashlib.sha256(), 0
+    with _sentence("read", url), open_read(url) as file:
+        while block := file.read(READ_BYTES):
+            sha.update(block)
+            total += len(block)
+    return FileRecord(bytes=total, sha256=sha.hexdigest())
+
+
+def list_files(url: str) -> list[str]:
+    """All files below the folder, as sorted paths relative to it; empty when it is not there."""
+    fs, path = filesystem(url)
+    if isinstance(fs, LocalFileSystem):
+        root = Path(path)
+        return sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file() or p.is_symlink())
+    fs.invalidate_cache()
+    prefix = path.rstrip("/") + "/"
+    return sorted(name[len(prefix) :] for name in fs.find(path) if name.startswith(prefix))
+
+
+def list_names(url: str) -> list[str]:
+    """Names directly in the folder (files and folders), sorted; empty when it is not there."""
+    fs, path = filesystem(url)
+    if isinstance(fs, LocalFileSystem):
+        return sorted(os.listdir(path)) if os.path.isdir(path) else []
+    fs.invalidate_cache()
+    try:
+        return sorted(name.rstrip("/").rsplit("/", 1)[-1] for name in fs.ls(path, detail=False))
+    except FileNotFoundError:
+        return []
+
+
+def modified_s(url: str) -> float:
+    """Time of last modification, seconds since the epoch."""
+    fs, path = filesystem(url)
+    with _sentence("read", url):
+        return os.stat(path).st_mtime if isinstance(fs, LocalFileSystem) else float(fs.modified(path).timestamp())
+
+
+def remove(url: str) -> None:
+    """Remove one file; nothing happens when it is gone already."""
+    fs, path = filesystem(url)
+    with contextlib.suppress(FileNotFoundError), _sentence("remove", url):
+        fs.rm_file(path)
+
+
+def remove_folder(url: str) -> None:
+    """Remove a folder and all below it; nothing happens when it is gone already."""
+    fs, path = filesystem(url)
+    with contextlib.suppress(FileNotFoundError), _sentence("remove", url):
+        if fs.exists(path):
+            fs.rm(path, recursive=True)
+
+
+def remove_empty_folders(url: str) -> None:
+    """Remove local folders below `url` (and itself) that hold nothing; object stores have none."""
+    if is_remote(url) or not os.path.isdir(url):
+        return
+    for folder, _, _ in os.walk(url, topdown=False):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
+
+
+def publish(url: str, parts: Buffer | Iterable[Buffer]) -> FileRecord:
+    """Write `parts` one after another to `url`, visible only when complete; returns size and sha256.
+
+    Raises StorageError when the disk is full or the store refuses; then nothing is visible under `url`.
+    """
+    fs, path = filesystem(url)
+    pieces = [parts] if isinstance(parts, (bytes, bytearray, memoryview)) else parts
+    with _sentence("publish", url):
+        if isinstance(fs, LocalFileSystem):
+            return _publish_local(path, pieces)
+        return _publish_remote(fs, path, pieces)
+
+
+def _publish_local(path: str, parts: Iterable[Buffer]) -> FileRecord:
+    folder, name = os.path.split(path)
+    _make_folder(folder)
+    temporary = os.path.join(folder, _temporary_name(name))
+    sha, total = hashlib.sha256(), 0
+    try:
+        with open(temporary, "xb", buffering=0) as file:
+            for part in parts:
+                view = memoryview(part).cast("B")
+                sha.update(view)
+                total += len(view)
+                while view:
+                    view = view[file.write(view) :]
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    _sync_folder(folder)
+    return FileRecord(bytes=total, sha256=sha.hexdigest())
+
+
+def _temporary_name(name: str) -> str:
+    # The random part keeps two writers of one name apart; the last rename wins with equal bytes.
+    return f".{name}.{os.getpid()}-{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
+
+
+def _make_folder(folder: str) -> None:
+    """Make the folder and flush the entry of each new one, so that a power cut cannot take it away again."""
+    missing = []
+    while not os.path.isdir(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    if missing:
+        os.makedirs(missing[0], exist_ok=True)
+        for name in missing:
+            _sync_folder(os.path.dirname(name))
+
+
+def _publish_remote(fs: fsspec.AbstractFileSystem, path: str, parts: Iterable[Buffer]) -> FileRecord:
+    protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+    if OBJECT_STORES.intersection(protocols):
+        return _upload(fs, path, parts)
+    folder, _, name = path.rpartition("/")
+    temporary = f"{folder}/{_temporary_name(name)}"
+    if folder.strip("/"):
+        fs.makedirs(folder, exist_ok=True)
+    try:
+        record = _upload(fs, temporary, parts)
+        if type(fs).mv is fsspec.AbstractFileSystem.mv:
+            # No rename of its own; a copy of one file is whole or not there.
+            fs.cp_file(temporary, path)
+            fs.rm_file(temporary)
+        else:
+            fs.mv(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            fs.rm_file(temporary)
+        raise
+    return record
+
+
+def _upload(fs: fsspec.AbstractFileSystem, path: str, parts: Iterable[Buffer]) -> FileRecord:
+    sha, total = hashlib.sha256(), 0
+    file: Any = fs.open(path, "wb")
+    try:
+        for part in parts:
+            view = memoryview(part).cast("B")
+            sha.update(view)
+            total += len(view)
+            file.write(view)
+    except BaseException:
+        if isinstance(file, AbstractBufferedFile):
+            # Closing would complete the upload and publish half a file.
+            file.discard()
+            file.closed = True
+        raise
+    file.close()
+    return FileRecord(bytes=total, sha256=sha.hexdigest())
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _sentence(action: str, url: str) -> Iterator[None]:
+    """Turn operating-system errors into one sentence that names the file and the way out."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if action == "read":
+            raise InputError(
+                f"Cannot read {url}: there is no such file. Check the path, or that the job that writes it has finished."
+            ) from error
+        raise
+    except IsADirectoryError as error:
+        raise InputError(f"Cannot {action} {url}: it is a folder. Name the files in it.") from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            message = f"Cannot {action} {url}: the disk is full.{_nothing(action)} Free space and rerun, finished shards are kept."
+            raise StorageError(message) from error
+        raise StorageError(f"Cannot {action} {url}: {error.strerror or error}.{_nothing(action)}") from error
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in _STORE_CLIENTS:
+            raise
+        raise StorageError(f"Cannot {action} {url}: {str(error).rstrip('.')}.{_nothing(action)}") from error
+
+
+def _nothing(action: str) -> str:
+    return " Nothing was published under that name." if action == "publish" else ""
+
+
+class Publisher:
+    """Publishes files on background threads, so that flushing one overlaps with building the next.
+
+    Hashing, writing and fsync release the interpreter lock. `finish` waits and returns the records by name, and
+    raises the first error. At most `in_flight` files are held in memory.
+    """
+
+    def __init__(self, *, in_flight: int = 3) -> None:
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="publish")
+        self._slots = threading.BoundedSemaphore(in_flight)
+        self._pending: dict[str, Future[FileRecord]] = {}
+
+    def submit(self, name: str, url: str, parts: Buffer | Iterable[Buffer]) -> None:
+        """Publish `parts` under `url` in the background and remember it as `name`. Raises ValueError for a name twice."""
+        if name in self._pending:
+            raise ValueError(f"{name!r} was submitted before; its record would be lost")
+        self._slots.acquire()
+        future = self._threads.submit(publish, url, parts)
+        future.add_done_callback(lambda _: self._slots.release())
+        self._pending[name] = future
+
+    def finish(self) -> dict[str, FileRecord]:
+        """Wait for all files; returns their records by name."""
+        try:
+            return {name: future.result() for name, future in self._pending.items()}
+        finally:
+            self._threads.shutdown(wait=True, cancel_futures=True)

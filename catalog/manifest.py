@@ -119,9 +119,13 @@ def _loads(data: bytes, *, url: str, expected: str) -> dict[str, Any]:
     try:
         record = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise IntegrityError(f"{url} is not JSON ({error}). It was changed after publication; delete it and rerun `goodviews ingest`.") from error
+        raise IntegrityError(
+            f"{url} is not JSON ({error}). It was changed after publication; delete it and rerun `goodviews ingest`."
+        ) from error
     if not isinstance(record, dict) or record.get("format") != expected:
         found = record.get("format") if isinstance(record, dict) else type(record).__name__
-        message = f"{url} has format {found!r}, this release reads {expected!r}. Use the release of goodviews that wrote it."
+        message = (
+            f"{url} has format {found!r}, this release reads {expected!r}. Use the release of goodviews that wrote it."
+        )
         raise IntegrityError(message)
     return record

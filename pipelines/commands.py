@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pipelines.ingest import Outcome
     from pipelines.request import IngestConfig, Request
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
 @app.command()

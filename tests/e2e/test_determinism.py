@@ -130,7 +130,28 @@ def test_d12_a_resumed_job_reuses_its_shards_and_budgets_are_no_content(paths: l
 
 
 GOLDEN = {
-    "current.json": "",
+    "rows of train-00000": "fee723d5e157918e",
+    "rows of train-00001": "197d4c4dda496e3d",
+    "rows of val-00002": "17d205b913f4abfd",
+    "views/bad/pass-00/train-00000.tar": "84acc58635b26864",
+    "views/bad/pass-00/train-00001.tar": "2c15edd3d9cacedd",
+    "views/bad/pass-00/val-00002.tar": "8f8da33ae3b10295",
+    "views/bad/pass-01/train-00000.tar": "c562468dede1b404",
+    "views/bad/pass-01/train-00001.tar": "9c51c421ebc81d08",
+    "views/bad/pass-01/val-00002.tar": "79f8ee31a30d2380",
+    "views/bad/pass-02/train-00000.tar": "8593056d86fe0088",
+    "views/bad/pass-02/train-00001.tar": "8ee5990eadbdde0b",
+    "views/bad/pass-02/val-00002.tar": "3a157d4345997b7b",
+    "views/bad/pass-03/train-00000.tar": "d823f3c0bf7bec7e",
+    "views/bad/pass-03/train-00001.tar": "e2d321b39ae60452",
+    "views/bad/pass-03/val-00002.tar": "481f0091d2cacbdc",
+    "views/bad/pass-04/train-00000.tar": "13a2f8bf2a2dc710",
+    "views/bad/pass-04/train-00001.tar": "4370cc28803c472d",
+    "views/bad/pass-04/val-00002.tar": "8f8da33ae3b10295",
+    "views/good/train-00000.tar": "943654852239a3ee",
+    "views/good/train-00001.tar": "44fcdce7ffc08059",
+    "views/good/val-00002.tar": "e27471cde8b5f764",
+    "all parquet": "48419c19a4acc719",
 }
 """sha256 of every file of the tiny world below, made with pyarrow 26.0.1; see the test for what to do when they change."""
 

@@ -1,0 +1,170 @@
+"""What no snapshot and no manifest names, found and, when asked, removed.
+
+Owns: the rule of what is garbage. Does not own: anything outside HOME/datasets, HOME/work, HOME/lake and the temporary
+siblings of the catalog. Invariants: a file that a manifest, a job record or any snapshot names is never removed; a file
+that our layout does not know is somebody else's and stays; nothing younger than the grace period is touched, because a
+running job may be about to name it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from catalog import lake, schema
+from catalog.lock import commit_lock
+from catalog.manifest import JobRecord
+from catalog.published import read_manifest
+from infra import storage
+from infra.errors import GoodviewsError, InputError
+from infra.home import Home
+
+GRACE_HOURS: Final = 24.0
+OUR_FOLDERS: Final = ("scenes", "states", "rejects", "views", "manifests")
+"Folders of a version that only we write to."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stray:
+    """One file that nothing names."""
+
+    url: str
+    bytes: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collection:
+    """What was found, and what could not be judged and so was left alone."""
+
+    strays: list[Stray]
+    left_alone: list[str]
+
+
+def collect(home: Home, *, delete: bool = False, older_than_hours: float = GRACE_HOURS) -> Collection:
+    """Find strays older than the grace period; with `delete`, remove them. Holds the commit lock meanwhile."""
+    left_alone: list[str] = []
+    with commit_lock(home):
+        strays: list[Stray] = []
+        for url, why in [*_work(home), *_temporary(home), *_versions(home, left_alone), *_lake_files(home, left_alone)]:
+            try:
+                old_enough = time.time() - storage.modified_s(url) >= older_than_hours * 3600
+                if old_enough:
+                    strays.append(Stray(url=url, bytes=storage.size(url), why=why))
+            except InputError:
+                continue  # its job has just renamed or removed it
+        if delete:
+            for stray in strays:
+                storage.remove(stray.url)
+                _remove_empty_parents(home, stray.url)
+    return Collection(strays=strays, left_alone=left_alone)
+
+
+def _work(home: Home) -> Iterator[tuple[str, str]]:
+    for path in storage.list_files(home.work()):
+        yield storage.join(home.work(), path), "left over from a job that did not finish"
+
+
+def _temporary(home: Home) -> Iterator[tuple[str, str]]:
+    """Temporary siblings of atomic publication: below datasets and lake, and beside the catalog."""
+    why = "temporary file of a write that was cut off"
+    for folder in (home.datasets(), home.lake_data):
+        for path in storage.list_files(folder):
+            if path.endswith(storage.TEMPORARY_SUFFIX):
+                yield storage.join(folder, path), why
+    if not home.catalog.startswith("postgres:"):
+        folder = os.path.dirname(home.catalog)
+        # SQLite adds its own endings to the name of a rebuild's temporary catalog.
+        endings = tuple(f"{storage.TEMPORARY_SUFFIX}{ending}" for ending in ("", "-wal", "-shm", "-journal", ".lock"))
+        start = f".{os.path.basename(home.catalog)}."
+        for name in storage.list_names(folder):
+            if name.startswith(start) and name.endswith(endings):
+                yield storage.join(folder, name), why
+
+
+def _versions(home: Home, left_alone: list[str]) -> Iterator[tuple[str, str]]:
+    try:
+        registered = _registered(home)
+    except GoodviewsError as error:
+        registered = set()
+        left_alone.append(f"Files named by the catalog only could not be asked for: {error}")
+    for dataset in storage.list_names(home.datasets()):
+        if not schema.DATASET_PATTERN.fullmatch(dataset):
+            continue
+        for version in storage.list_names(home.datasets(dataset)):
+            folder = home.datasets(dataset, version)
+            try:
+                named = _named(home, dataset, version)
+            except GoodviewsError as error:
+                left_alone.append(f"{folder}: {error}")
+                continue
+            why = "no manifest names it" if named else "its version has no manifest"
+            for path in storage.list_files(folder):
+                url = storage.join(folder, path)
+                ours = path.split("/")[0] in OUR_FOLDERS and "/" in path and not path.endswith(storage.TEMPORARY_SUFFIX)
+                if ours and path not in named and lake.spelled(url) not in registered:
+                    yield url, why
+
+
+def _named(home: Home, dataset: str, version: str) -> set[str]:
+    """Paths that the records of a version name. Raises GoodviewsError when a record cannot be read, so nothing is judged."""
+    folder = home.datasets(dataset, version)
+    shards = {
+        name.removesuffix(".json")
+        for name in storage.list_names(storage.join(folder, "manifests"))
+        if name.endswith(".json")
+    }
+    job_url = storage.join(folder, schema.JOB_PATH)
+    if storage.exists(job_url):
+        shards |= set(JobRecord.from_json(storage.read_bytes(job_url), url=job_url).shards)
+    named: set[str] = set()
+    for shard in shards:
+        named.add(f"manifests/{shard}.json")
+        named |= {file.path for file in read_manifest(folder, shard).files}
+    return named
+
+
+def _registered(home: Home) -> set[str]:
+    """Absolute paths that any snapshot names, spelled below this HOME."""
+    try:
+        with lake.reading(home) as reader:
+            rows = reader.rows(f"SELECT path FROM {lake.METADATA}.ducklake_data_file WHERE NOT path_is_relative")
+            return {
+                home.url + path.removeprefix(reader.root) if path.startswith(reader.root) else path for (path,) in rows
+            }
+    except InputError:
+        return set()  # no catalog yet
+
+
+def _lake_files(home: Home, left_alone: list[str]) -> Iterator[tuple[str, str]]:
+    files = [path for path in storage.list_files(home.lake_data) if not path.endswith(storage.TEMPORARY_SUFFIX)]
+    if not files:
+        return
+    try:
+        with lake.reading(home) as reader:
+            tables = ("ducklake_data_file", "ducklake_delete_file", "ducklake_files_scheduled_for_deletion")
+            rows = [row for table in tables for row in reader.rows(f"SELECT path FROM {lake.METADATA}.{table}")]
+    except GoodviewsError as error:
+        # Without the right catalog every file there would look like garbage.
+        left_alone.append(f"{home.lake_data}: {error}")
+        return
+    # By base name alone: DuckLake's names hold a UUID, and a file kept too much is no harm.
+    named = {str(path).rsplit("/", 1)[-1] for (path,) in rows}
+    for path in files:
+        if path.endswith(".parquet") and path.rsplit("/", 1)[-1] not in named:
+            yield storage.join(home.lake_data, path), "no snapshot names it"
+
+
+def _remove_empty_parents(home: Home, url: str) -> None:
+    """Remove the folders above a removed file as far as they are empty; those of DuckLake are its own."""
+    roots = (home.datasets(), home.work())
+    folder = url.rpartition("/")[0]
+    while not storage.is_remote(folder) and folder.startswith(tuple(root + "/" for root in roots)):
+        try:
+            os.rmdir(folder)
+        except OSError:
+            return
+        folder = folder.rpartition("/")[0]

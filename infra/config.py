@@ -265,6 +265,8 @@ def _plain(value: Any, key: str) -> Any:
         return _plain(value.value, key)
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"The config key {key!r} is {value}, which a manifest cannot hold. Give a finite number.")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ConfigError(f"The config key {key!r} is {value}, which does not fit 64 bits. Give a smaller number.")
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, os.PathLike):

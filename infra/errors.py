@@ -4,7 +4,8 @@
       UsageError                   2  the command line or the config is wrong
         ConfigError                2
       InputError                   1  a source file is missing, broken or not what was said of it
-      StorageError                 1  reading or publishing failed (disk full, no permission, dropped connection)
+      StorageError                 1  reading or publishing failed (disk full, no permission)
+        TransientStorageError      1  a store did not answer or a device hiccuped; tasks try again
       IntegrityError               1  a published file is not what its manifest says
       AccountingError              1  texts read != texts kept + rejects: a bug or a lost row, never tolerated
       RejectBudgetError            3  more rejects than `--max-reject-rate` allows
@@ -41,6 +42,10 @@ class InputError(GoodviewsError):
 
 class StorageError(GoodviewsError):
     """Reading or publishing a file failed."""
+
+
+class TransientStorageError(StorageError):
+    """A store or a device failed in a way that often passes; tasks are tried again before this reaches the user."""
 
 
 class IntegrityError(GoodviewsError):

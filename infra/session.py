@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from infra.errors import GoodviewsError, StorageError, UsageError
+from infra.errors import GoodviewsError, StorageError, TransientStorageError, UsageError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -110,6 +110,9 @@ def _attempts(function: Callable[[Task], Result], task: Task, index: int, retrie
     for attempt in range(retries + 1):
         try:
             return function(task)
+        except TransientStorageError:
+            if attempt == retries:
+                raise
         except GoodviewsError:
             raise
         except OSError as error:
@@ -131,7 +134,7 @@ class _OnRay(Workers):
     ) -> Iterator[tuple[int, Result]]:
         import ray
 
-        options = {"num_cpus": 1, "max_retries": retries, "retry_exceptions": [OSError]}
+        options = {"num_cpus": 1, "max_retries": retries, "retry_exceptions": [OSError, TransientStorageError]}
         remote: Any = ray.remote(_call).options(**options)
         shared = ray.put(function)
         numbered = enumerate(tasks)

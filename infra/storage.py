@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import glob as globbing
 import hashlib
 import os
 import secrets
@@ -20,7 +21,6 @@ import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any, TypeAlias, cast
 
 import fsspec
@@ -28,7 +28,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from infra.errors import InputError, StorageError
+from infra.errors import InputError, StorageError, TransientStorageError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -97,8 +97,40 @@ def exists(url: str) -> bool:
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
         return os.path.exists(path)
-    fs.invalidate_cache()
-    return bool(fs.exists(path))
+    with _sentence("read", url):
+        fs.invalidate_cache()
+        return bool(fs.exists(path))
+
+
+def is_folder(url: str) -> bool:
+    """Whether a folder (on an object store: a prefix of some name) is there now."""
+    fs, path = filesystem(url)
+    with _sentence("read", url):
+        fs.invalidate_cache()
+        return bool(fs.isdir(path))
+
+
+def glob(url: str) -> list[str]:
+    """URLs that match the pattern (`*`, `**`, `?`, `[..]`), sorted; hidden names too."""
+    fs, path = filesystem(url)
+    if isinstance(fs, LocalFileSystem):
+        return sorted(globbing.glob(path, recursive=True, include_hidden=True))
+    protocol = url.partition("://")[0]
+    with _sentence("read", url):
+        fs.invalidate_cache()
+        return sorted(m if "://" in m else f"{protocol}://{m.lstrip('/')}" for m in fs.glob(path))
+
+
+def stamp(url: str) -> str:
+    """Something that changes when the file is replaced or rewritten: size with time and inode, or the store's tag."""
+    fs, path = filesystem(url)
+    with _sentence("read", url):
+        if isinstance(fs, LocalFileSystem):
+            facts = os.stat(path)
+            return f"{facts.st_size}:{facts.st_mtime_ns}:{facts.st_ino}"
+        fs.invalidate_cache()
+        info = fs.info(path)
+        return ":".join(str(info.get(name)) for name in ("size", "ETag", "etag", "LastModified", "mtime", "updated"))
 
 
 def size(url: str) -> int:
@@ -143,11 +175,23 @@ def list_files(url: str) -> list[str]:
     """All files below the folder, as sorted paths relative to it; empty when it is not there."""
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
-        root = Path(path)
-        return sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file() or p.is_symlink())
-    fs.invalidate_cache()
+        return sorted(_walk(path))
     prefix = path.rstrip("/") + "/"
-    return sorted(name[len(prefix) :] for name in fs.find(path) if name.startswith(prefix))
+    with _sentence("read", url):
+        fs.invalidate_cache()
+        return sorted(name[len(prefix) :] for name in fs.find(path) if name.startswith(prefix))
+
+
+def _walk(root: str) -> Iterator[str]:
+    """Files below a local folder, through links to folders too; a folder that links to one above itself is entered once."""
+    seen = {os.path.realpath(root)}
+    for folder, folders, names in os.walk(root, followlinks=True):
+        for name in list(folders):
+            real = os.path.realpath(os.path.join(folder, name))
+            if real in seen:
+                folders.remove(name)
+            seen.add(real)
+        yield from (os.path.relpath(os.path.join(folder, name), root) for name in names)
 
 
 def list_names(url: str) -> list[str]:
@@ -155,11 +199,10 @@ def list_names(url: str) -> list[str]:
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
         return sorted(os.listdir(path)) if os.path.isdir(path) else []
-    fs.invalidate_cache()
-    try:
+    with contextlib.suppress(InputError), _sentence("read", url):
+        fs.invalidate_cache()
         return sorted(name.rstrip("/").rsplit("/", 1)[-1] for name in fs.ls(path, detail=False))
-    except FileNotFoundError:
-        return []
+    return []
 
 
 def modified_s(url: str) -> float:
@@ -184,13 +227,15 @@ def remove_folder(url: str) -> None:
             fs.rm(path, recursive=True)
 
 
-def remove_empty_folders(url: str) -> None:
-    """Remove local folders below `url` (and itself) that hold nothing; object stores have none."""
-    if is_remote(url) or not os.path.isdir(url):
+def remove_empty_parents(url: str) -> None:
+    """Remove the local folder `url` and those above it while they hold nothing; object stores have none."""
+    if is_remote(url):
         return
-    for folder, _, _ in os.walk(url, topdown=False):
-        with contextlib.suppress(OSError):
-            os.rmdir(folder)
+    with contextlib.suppress(OSError):
+        while True:
+            if os.path.isdir(url):
+                os.rmdir(url)
+            url = os.path.dirname(url)
 
 
 def publish(url: str, parts: Buffer | Iterable[Buffer]) -> FileRecord:
@@ -225,7 +270,7 @@ def _publish_local(path: str, parts: Iterable[Buffer]) -> FileRecord:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-    _sync_folder(folder)
+    sync_folder(folder)
     return FileRecord(bytes=total, sha256=sha.hexdigest())
 
 
@@ -243,7 +288,7 @@ def _make_folder(folder: str) -> None:
     if missing:
         os.makedirs(missing[0], exist_ok=True)
         for name in missing:
-            _sync_folder(os.path.dirname(name))
+            sync_folder(os.path.dirname(name))
 
 
 def _publish_remote(fs: fsspec.AbstractFileSystem, path: str, parts: Iterable[Buffer]) -> FileRecord:
@@ -288,7 +333,8 @@ def _upload(fs: fsspec.AbstractFileSystem, path: str, parts: Iterable[Buffer]) -
     return FileRecord(bytes=total, sha256=sha.hexdigest())
 
 
-def _sync_folder(folder: str) -> None:
+def sync_folder(folder: str) -> None:
+    """Flush a local folder, so that a rename in it survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -313,11 +359,17 @@ def _sentence(action: str, url: str) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             message = f"Cannot {action} {url}: the disk is full.{_nothing(action)} Free space and rerun, finished shards are kept."
             raise StorageError(message) from error
-        raise StorageError(f"Cannot {action} {url}: {error.strerror or error}.{_nothing(action)}") from error
+        kind = TransientStorageError if _may_pass(error) else StorageError
+        raise kind(f"Cannot {action} {url}: {error.strerror or error}.{_nothing(action)}") from error
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in _STORE_CLIENTS:
             raise
         raise StorageError(f"Cannot {action} {url}: {str(error).rstrip('.')}.{_nothing(action)}") from error
+
+
+def _may_pass(error: OSError) -> bool:
+    passing = (errno.EIO, errno.EAGAIN, errno.EINTR, errno.EHOSTUNREACH, errno.ENETUNREACH)
+    return isinstance(error, (ConnectionError, TimeoutError)) or error.errno in passing
 
 
 def _nothing(action: str) -> str:

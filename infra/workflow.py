@@ -122,7 +122,7 @@ def _next(home: str) -> str:
             "    any SELECT you like, as a table, --csv or --json",
             f"[cyan]goodviews catalog connect --home {here}[/cyan]",
             "    the same catalog in a plain DuckDB client",
-            "[cyan]goodviews ingest table --input captions.csv --dry-run[/cyan]",
+            "[cyan]goodviews ingest table --dataset mine --input captions.csv --dry-run[/cyan]",
             "    your own captions: what would be read, and as what",
         ]
     )

@@ -8,6 +8,7 @@ need no change at all (most ASCII captions); only the others are cleaned one at 
 
 from __future__ import annotations
 
+import functools
 import html
 import re
 import unicodedata
@@ -106,9 +107,14 @@ def clean_text(
     if entities and "&" in text:
         text = _ENTITY.sub(lambda match: html.unescape(match.group()), text)
     text = " ".join(unicodedata.normalize("NFC", text.translate(_CONTROLS)).split())
-    if text.casefold() in _MISSING:
+    if text.casefold() in _MISSING or not (text.isascii() or any(_is_visible(c) for c in text)):
         return None, "missing_text", None, False
     return text, None, None, repaired
+
+
+def _is_visible(character: str) -> bool:
+    """Neither a control, format, private or unassigned character nor a space (Unicode categories C and Z)."""
+    return unicodedata.category(character)[0] not in "CZ"
 
 
 def _undo_bytes_repr(text: str) -> tuple[str, bool]:
@@ -183,6 +189,7 @@ captions only: "We cannot see the face of the girl" is a caption like any other.
 # --- many texts ---------------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def _letter_weights() -> bytes:
     """Weight of each byte in `sums`: 0 for what the normal form drops, equal for both cases of a letter."""
     weights = bytearray((code * 167 + 89) % 251 + 1 for code in range(256))
@@ -194,7 +201,6 @@ def _letter_weights() -> bytes:
 
 # `bytes.translate` maps 1.4 GB/s where NumPy's table look-up maps .3; small weights collide now and then, and every
 # collision is looked at, so they cost time and never a wrong answer.
-_WEIGHTS = _letter_weights()
 _SPECIAL = bytes(code < 32 or code >= 127 or code in b"&\\" for code in range(256))
 
 
@@ -203,7 +209,7 @@ def _letter_sums(data: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int
     sums = np.zeros(len(lengths), np.uint64)
     filled = np.flatnonzero(lengths > 0)
     if len(filled):
-        weights = np.frombuffer(data.translate(_WEIGHTS), np.uint8)
+        weights = np.frombuffer(data.translate(_letter_weights()), np.uint8)
         sums[filled] = np.add.reduceat(weights, starts[filled], dtype=np.uint32)
     return sums
 
@@ -216,7 +222,9 @@ def letter_sums(texts: list[str]) -> NDArray[np.uint64]:
     return _letter_sums(b"".join(encoded), np.cumsum(lengths) - lengths, lengths)
 
 
-_BROKEN_SUMS = letter_sums(sorted(BROKEN_PICTURES))
+@functools.cache
+def _broken_sums() -> NDArray[np.uint64]:
+    return letter_sums(sorted(BROKEN_PICTURES))
 
 
 def clean_texts(raw: pa.LargeBinaryArray, *, repair: bool, entities: bool = True) -> Cleaned:
@@ -238,7 +246,7 @@ def clean_texts(raw: pa.LargeBinaryArray, *, repair: bool, entities: bool = True
             detail[row] = what
     sums[rows] = letter_sums([text or "" for text in texts])
     cleaned = _replace(raw, slow, texts)
-    for row in np.flatnonzero(np.isin(sums, _BROKEN_SUMS)).tolist():
+    for row in np.flatnonzero(np.isin(sums, _broken_sums())).tolist():
         if reason[row] is None and normal_form(cleaned[row].as_py()) in BROKEN_PICTURES:
             reason[row] = "broken_picture"
     return Cleaned(cleaned, reason, detail, repaired, sums)

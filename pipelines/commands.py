@@ -75,6 +75,10 @@ def build_request(
 
     kind = source_class(source)
     options, settings = _load(kind, config_file, sets)
+    if dataset is None and source == "table":
+        raise UsageError(
+            "A table has no name of its own, and the next one would hide it. Name the dataset with --dataset."
+        )
     name = dataset or options.name
     if not schema.DATASET_PATTERN.fullmatch(name):
         raise UsageError(
@@ -86,7 +90,7 @@ def build_request(
         raise UsageError(f"Source {source!r} reads files. Name them with --input PATH.")
     if not options.needs_input and paths:
         raise UsageError(f"Source {source!r} reads no files, but --input {paths[0]} was given. Leave it out.")
-    inputs = find_inputs(paths)[1] if paths else []
+    inputs = find_inputs(paths, options.reads)[1] if paths else []
     return Request(dataset=name, source=options, config=settings, inputs=inputs, max_reject_rate=max_reject_rate)
 
 
@@ -110,6 +114,7 @@ def _load(kind: type[Any], config_file: str | None, sets: list[str]) -> tuple[An
 def _print(outcome: Outcome, *, as_json: bool) -> None:
     import orjson
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     if as_json:
@@ -130,5 +135,5 @@ def _print(outcome: Outcome, *, as_json: bool) -> None:
         "files": outcome.url,
     }
     for name, value in rows.items():
-        table.add_row(f"[bold]{name}[/bold]", value)
+        table.add_row(f"[bold]{name}[/bold]", escape(value))
     Console(soft_wrap=True).print(table)

@@ -14,9 +14,10 @@ A file: the slots one after another, each the Arrow IPC streams of its records a
 
 from __future__ import annotations
 
+import hashlib
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,6 +59,8 @@ class Exchange:
     buckets: Buckets
     band: int | None
 
+    # `folder` names the cut of the input (see `plan_exchange`), so files of another cut are never taken for these.
+
     @property
     def bands(self) -> int:
         """Number of bands of the first of two rounds."""
@@ -77,10 +80,16 @@ class Exchange:
         return storage.join(self.folder, f"band-{band:05d}-{portion:05d}.exchange")
 
 
-def plan_exchange(folder: str, pieces: int, buckets: Buckets, *, slots_max: int = SLOTS_MAX) -> Exchange:
-    """One round up to `slots_max` shards, else two."""
+def plan_exchange(folder: str, pieces: Sequence[Piece], buckets: Buckets, *, slots_max: int = SLOTS_MAX) -> Exchange:
+    """One round up to `slots_max` shards, else two; the files go into a subfolder of `folder` named by the cut.
+
+    How the input is cut is no content: another release may cut it elsewhere and resume the same version. Files of the other
+    cut hold other rows under the same numbers, so they must have other names.
+    """
     band = None if buckets.total <= slots_max else math.isqrt(buckets.total - 1) + 1
-    return Exchange(folder=folder, pieces=pieces, buckets=buckets, band=band)
+    cuts = [(p.input.uri if p.input else "", p.start, p.stop) for p in pieces]
+    identity = hashlib.sha256(repr((cuts, sorted(buckets.by_split.items()), band, MAGIC)).encode()).hexdigest()[:16]
+    return Exchange(folder=storage.join(folder, identity), pieces=len(pieces), buckets=buckets, band=band)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ Invariant: the result depends on the set of records, not on the order or the bat
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -92,7 +92,7 @@ def group(batch: Batch, *, config: CleanConfig, repair: bool) -> Scenes:
     reason, detail = cleaned.reason, cleaned.detail
     reason[text_scene < 0] = "missing_id"
     _judge_reader(texts, reason, detail)
-    _judge_groups(records, record_scene, texts, text_record, text_scene, reason, detail, config)
+    _judge_groups(_Ordered(records, record_scene, texts, text_record, text_scene), reason, detail, config)
     if config.repeats:
         _judge_repeats(column(texts, "text"), cleaned.text, cleaned.sums, text_scene, reason)
     return Scenes(
@@ -198,17 +198,20 @@ def _judge_reader(texts: pa.Table, reason: NDArray[np.object_], detail: dict[int
         detail[row] = what
 
 
-def _judge_groups(
-    records: pa.Table,
-    record_scene: Ints,
-    texts: pa.Table,
-    text_record: Ints,
-    text_scene: Ints,
-    reason: NDArray[np.object_],
-    detail: dict[int, str],
-    config: CleanConfig,
-) -> None:
+@dataclass(frozen=True)
+class _Ordered:
+    """Records and texts in canonical order, with the scene of each."""
+
+    records: pa.Table
+    record_scene: Ints
+    texts: pa.Table
+    text_record: Ints
+    text_scene: Ints
+
+
+def _judge_groups(ordered: _Ordered, reason: NDArray[np.object_], detail: dict[int, str], config: CleanConfig) -> None:
     """Quarantine whole scenes: too many records, or one picture under unrelated descriptions."""
+    record_scene, text_scene = ordered.record_scene, ordered.text_scene
     starts = run_starts(record_scene)
     counts = np.diff(np.append(starts, len(record_scene)))
     large = counts >= min(config.placeholder_urls, config.max_group_records + 1)
@@ -219,7 +222,7 @@ def _judge_groups(
         if count > config.max_group_records:
             why, what = "oversized_group", f"{count} records, at most {config.max_group_records}"
         else:
-            similarity = _alt_similarity(records, slice(start, start + count), texts, text_record, reason, config)
+            similarity = _alt_similarity(ordered, slice(start, start + count), reason, config)
             if similarity is None or similarity >= config.placeholder_similarity:
                 continue
             why, what = "placeholder_group", f"mean word similarity {similarity:.3f} over {count} records"
@@ -234,25 +237,27 @@ def _named(text_scene: Ints) -> int:
     return int(np.count_nonzero(text_scene >= 0))
 
 
-def _alt_similarity(
-    records: pa.Table, rows: slice, texts: pa.Table, text_record: Ints, reason: NDArray[np.object_], config: CleanConfig
-) -> float | None:
+_PAGE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^?#]*)")
+"""Host and path of a URL. `urllib` refuses some of what stands in such columns, and its rules change between releases."""
+
+
+def _alt_similarity(ordered: _Ordered, rows: slice, reason: NDArray[np.object_], config: CleanConfig) -> float | None:
     """Mean Jaccard similarity of the alt texts' words over all pairs of pages; None when there are too few pages.
 
     One alt text a page, the first: the same page crawled twice, or with another query string, says nothing new.
     """
-    uris = column(records, "image_uri")[rows.start : rows.stop].to_pylist()
+    uris = column(ordered.records, "image_uri")[rows.start : rows.stop].to_pylist()
     pages: dict[str, int] = {}
     for place, uri in enumerate(uris):
         if uri is not None:
-            parts = urlsplit(uri) if "[" not in uri else None
-            pages.setdefault(f"{parts.netloc}{parts.path}" if parts else uri, rows.start + place)
+            match = _PAGE.match(uri)
+            pages.setdefault(match[1] if match else uri, rows.start + place)
     if len(pages) < config.placeholder_urls:
         return None
-    roles, raw = column(texts, "role"), column(texts, "text")
+    roles, raw = column(ordered.texts, "role"), column(ordered.texts, "text")
     words: list[set[str]] = []
     for record in pages.values():
-        low, high = np.searchsorted(text_record, [record, record + 1])
+        low, high = np.searchsorted(ordered.text_record, [record, record + 1])
         for row in range(int(low), int(high)):
             if roles[row].as_py() == "alt" and reason[row] is None:
                 words.append(set(normal_form(raw[row].as_py().decode("utf-8", "replace")).split()))

@@ -8,6 +8,7 @@ after any kill: published shards are kept, the rest is made, and the catalog get
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ from catalog.audit import check_unique_keys
 from catalog.commit import Committed, JobStats, commit_version
 from catalog.manifest import InputFile, JobRecord
 from infra import storage
-from infra.errors import AccountingError, InputError, RejectBudgetError
+from infra.errors import AccountingError, InputError, IntegrityError, RejectBudgetError, StorageError
 from infra.home import Home
 from infra.progress import Progress, peak_rss_bytes
 from infra.session import Workers
@@ -34,10 +35,12 @@ from pipelines.exchange import (
     regroup_tasks,
 )
 from pipelines.plan import Plan, plan_shards
-from pipelines.request import Request, content_of, digest_inputs, version_of
-from pipelines.shards import ShardDone, ShardTask, ViewConfig, publish_shard
-from pipelines.sources import Survey
+from pipelines.request import Request, content_of, digest_inputs, input_files, version_of
+from pipelines.shards import ShardDone, ShardTask, ViewConfig, publish_shard, published_shard
+from pipelines.sources import Input, Survey
 from pipelines.tables import Origin
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,7 @@ class Outcome:
     seconds: float
     peak_rss_bytes: int
     url: str
+    notes: Sequence[str]
 
 
 def ingest(request: Request, home: Home, workers: Workers) -> Outcome:
@@ -71,7 +75,11 @@ def ingest(request: Request, home: Home, workers: Workers) -> Outcome:
     """
     started = time.time()
     survey = request.source.survey(request.inputs, request.config.limit)
-    digests = digest_inputs(survey, workers)
+    for note in survey.notes:
+        _log.warning("%s: %s", request.dataset, note)
+    files = input_files(survey)
+    stamps = {file.uri: storage.stamp(file.url) for file in files}
+    digests = digest_inputs(files, workers)
     content = content_of(request)
     version = version_of(request.dataset, content, digests)
     plan = plan_shards(request, survey)
@@ -79,6 +87,7 @@ def ingest(request: Request, home: Home, workers: Workers) -> Outcome:
     work_url = home.work("ingest", request.dataset, version)
     done, peak = _run(request, survey, plan, version_url, work_url, workers)
     _check(request, done, survey)
+    _check_unchanged(files, stamps)
     record = _record(request, version, content, digests, done)
     if not plan.keys_are_unique:
         paths = [storage.join(version_url, schema.scenes_path(*_split_shard(d.name))) for d in done if d.scenes]
@@ -86,9 +95,8 @@ def ingest(request: Request, home: Home, workers: Workers) -> Outcome:
     storage.publish(storage.join(version_url, schema.JOB_PATH), record.to_json())
     stats = JobStats(started_at=started, seconds=time.time() - started, peak_rss_bytes=peak, workers=workers.slots)
     committed = commit_version(home, request.dataset, version, stats=stats)
-    storage.remove_folder(work_url)
-    storage.remove_empty_folders(home.work())
-    return _outcome(record, committed, done, version_url, time.time() - started, peak)
+    _clear(work_url)
+    return _outcome(record, committed, done, version_url, (time.time() - started, peak, survey.notes))
 
 
 # --- run ----------------------------------------------------------------------------------------------------------
@@ -98,17 +106,24 @@ def _run(
     request: Request, survey: Survey, plan: Plan, version_url: str, work_url: str, workers: Workers
 ) -> tuple[list[ShardDone], int]:
     """Publish all shards; returns their totals in shard order and the largest peak RSS of a worker in bytes."""
-    exchange = None if plan.direct else plan_exchange(work_url, len(survey.pieces), plan.buckets)
+    exchange = None if plan.direct else plan_exchange(work_url, survey.pieces, plan.buckets)
     tasks = _shard_tasks(request, plan, version_url, exchange)
-    texts_in, peak = None, 0
-    if exchange is not None and not _all_published(plan, version_url):
-        texts_in, peak = _bring_together(request, survey, exchange, workers)
-    done: dict[int, ShardDone] = {}
-    with Progress(len(tasks), label=f"{request.dataset}: writing shards") as progress:
-        for i, (shard, rss) in workers.map(_measured_shard, tasks):
-            done[i] = shard
+    done, peak = _already_published(tasks, version_url, workers)
+    texts_in = None
+    if exchange is not None and len(done) < len(tasks):
+        try:
+            texts_in, peak = _bring_together(request, survey, exchange, workers)
+        except InputError:
+            # Another job of this version may have finished meanwhile and removed what was exchanged.
+            done, peak = _already_published(tasks, version_url, workers)
+            if len(done) < len(tasks):
+                raise
+    missing = [i for i in range(len(tasks)) if i not in done]
+    with Progress(len(missing), label=f"{request.dataset}: writing shards") as progress:
+        for place, (shard, rss) in workers.map(_measured_shard, [tasks[i] for i in missing]):
+            done[missing[place]] = shard
             peak = max(peak, rss)
-            progress.advance(shards=1, texts=shard.texts_read, rejects=shard.rejects)
+            progress.advance(shards=1, texts=shard.texts_read, rejects=shard.rejects, scenes=shard.scenes)
     ordered = [done[i] for i in range(len(tasks))]
     arrived = sum(d.texts_read for d in ordered)
     if texts_in is not None and texts_in != arrived:
@@ -142,9 +157,27 @@ def _bring_together(request: Request, survey: Survey, exchange: Exchange, worker
     return moved[0], peak
 
 
-def _all_published(plan: Plan, version_url: str) -> bool:
+def _already_published(
+    tasks: Sequence[ShardTask], version_url: str, workers: Workers
+) -> tuple[dict[int, ShardDone], int]:
+    """Totals of the shards that an earlier run published whole, by place in `tasks`; and 0, the memory that took."""
     there = set(storage.list_names(storage.join(version_url, "manifests")))
-    return all(schema.manifest_path(*shard).rsplit("/", 1)[-1] in there for shard in plan.shards)
+    known = [i for i, task in enumerate(tasks) if _manifest_name(task) in there]
+    found = {known[place]: shard for place, shard in workers.map(published_shard, [tasks[i] for i in known])}
+    return {i: shard for i, shard in found.items() if shard is not None}, 0
+
+
+def _manifest_name(task: ShardTask) -> str:
+    return schema.manifest_path(task.origin.split, task.origin.shard).rsplit("/", 1)[-1]
+
+
+def _clear(work_url: str) -> None:
+    """Remove the job's work folder. The version is committed already, so trouble here is `gc`'s, not the user's."""
+    try:
+        storage.remove_folder(work_url)
+    except StorageError as error:
+        _log.info("left to `goodviews catalog gc`: %s", error)
+    storage.remove_empty_parents(work_url)
 
 
 def _measured_move(task: PartitionTask | RegroupTask) -> tuple[Moved, int]:
@@ -167,6 +200,7 @@ def _shard_tasks(request: Request, plan: Plan, version_url: str, exchange: Excha
         seed=config.seed,
     )
     version = version_url.rsplit("/", 1)[-1]
+    is_recorded = storage.exists(storage.join(version_url, schema.JOB_PATH))
     return [
         ShardTask(
             origin=Origin(dataset=request.dataset, version=version, split=split, shard=shard),
@@ -174,6 +208,7 @@ def _shard_tasks(request: Request, plan: Plan, version_url: str, exchange: Excha
             source=request.source,
             clean=config.clean,
             views=views,
+            is_recorded=is_recorded,
             pieces=plan.direct[i] if plan.direct else (),
             exchanged=exchange,
         )
@@ -182,6 +217,15 @@ def _shard_tasks(request: Request, plan: Plan, version_url: str, exchange: Excha
 
 
 # --- checks and record --------------------------------------------------------------------------------------------
+
+
+def _check_unchanged(files: Sequence[Input], stamps: Mapping[str, str]) -> None:
+    """Raises IntegrityError for an input that was replaced while the job read it: its digest names the version."""
+    for file in files:
+        if storage.stamp(file.url) != stamps[file.uri]:
+            raise IntegrityError(
+                f"{file.url} was changed while it was read, so the version would hold what it does not name. Nothing was committed; rerun when the file is at rest."
+            )
 
 
 def _check(request: Request, done: Sequence[ShardDone], survey: Survey) -> None:
@@ -234,8 +278,13 @@ def _split_shard(name: str) -> tuple[str, int]:
 
 
 def _outcome(
-    record: JobRecord, committed: Committed, done: Sequence[ShardDone], url: str, seconds: float, peak: int
+    record: JobRecord,
+    committed: Committed,
+    done: Sequence[ShardDone],
+    url: str,
+    measured: tuple[float, int, Sequence[str]],
 ) -> Outcome:
+    seconds, peak, notes = measured
     return Outcome(
         dataset=record.dataset,
         version=record.version,
@@ -251,4 +300,5 @@ def _outcome(
         seconds=seconds,
         peak_rss_bytes=peak,
         url=url,
+        notes=list(notes),
     )

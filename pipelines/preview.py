@@ -5,6 +5,7 @@ Owns: `goodviews ingest --dry-run`. Invariant: nothing is written, no Ray is sta
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from catalog import schema
@@ -36,11 +38,11 @@ def preview(request: Request, *, as_json: bool) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     for name in ("dataset", "format", "files", "bytes", "rows", "scenes_at_most", "shards", "splits"):
         value = facts[name]
-        table.add_row(f"[bold]{name}[/bold]", f"{value:,}" if isinstance(value, int) else str(value))
+        table.add_row(f"[bold]{name}[/bold]", f"{value:,}" if isinstance(value, int) else escape(str(value)))
     for name, meaning in facts["columns"].items():
-        table.add_row("[bold]column[/bold]", f"{name} -> {meaning}")
+        table.add_row("[bold]column[/bold]", escape(f"{name} -> {meaning}"))
     for note in facts["notes"]:
-        table.add_row("[bold]note[/bold]", note)
+        table.add_row("[bold]note[/bold]", escape(note))
     rejects = ", ".join(f"{k} {v:,}" for k, v in facts["sample_rejects"].items()) or "none"
     table.add_row("[bold]sample[/bold]", f"{facts['sample_texts']:,} texts, rejected: {rejects}")
     console.print(table)
@@ -58,7 +60,7 @@ def examine(request: Request) -> dict[str, Any]:
     splits: Counter[str] = Counter()
     for piece in survey.pieces:
         splits.update(piece.scenes_by_split)
-    first = next(iter(request.source.read(survey.pieces[0])))
+    first = next(itertools.chain.from_iterable(map(request.source.read, survey.pieces)))
     size = min(SAMPLE_RECORDS, first.records.num_rows)
     texts = first.texts.filter(np.asarray(column(first.texts, "record")) < size)
     repair = request.config.clean.repair_byte_escapes
@@ -68,8 +70,9 @@ def examine(request: Request) -> dict[str, Any]:
         repair=request.source.repairs_byte_escapes if repair is None else repair,
     )
     kept = tables.keep(scenes)
-    split = next(iter(survey.pieces[0].scenes_by_split))
-    origin = tables.Origin(dataset=request.dataset, version="dry-run", split=split, shard=0)
+    ids, names = (column(first.records, name).to_pylist() for name in ("source_id", "split"))
+    split_of = dict(zip(ids, names, strict=True))
+    origin = tables.Origin(dataset=request.dataset, version="dry-run", split="any", shard=0)
     rows = tables.scenes_table(scenes, kept, origin)
     shown = rows.take(np.argsort(kept.first_record, kind="stable")[:FIRST_SCENES]).to_pylist()
     rejects: Counter[str] = Counter(scenes.reason[~is_none(scenes.reason)].tolist())
@@ -87,5 +90,7 @@ def examine(request: Request) -> dict[str, Any]:
         "notes": list(survey.notes),
         "sample_texts": texts.num_rows,
         "sample_rejects": {r: rejects[r] for r in schema.REJECT_REASONS if r in rejects},
-        "first_scenes": [{"scene_key": s["scene_key"], "split": s["split"], "captions": s["captions"]} for s in shown],
+        "first_scenes": [
+            {"scene_key": s["scene_key"], "split": split_of[s["source_id"]], "captions": s["captions"]} for s in shown
+        ],
     }

@@ -7,6 +7,7 @@ Invariant: CPUs, absolute paths, the order of inputs, budgets and the clock are 
 from __future__ import annotations
 
 import hashlib
+import logging
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ from pipelines.clean import TRANSFORM_VERSION, CleanConfig
 from pipelines.sources import Input, Source, Survey
 
 VIEWS = ("good", "bad")
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +106,20 @@ def version_of(dataset: str, content: Mapping[str, Any], inputs: Sequence[InputF
     return hashlib.sha256(orjson.dumps(record, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
 
 
-def digest_inputs(survey: Survey, workers: Workers) -> list[InputFile]:
-    """Size and sha256 of every file that is read, by uri; a README beside the data decides nothing."""
+def input_files(survey: Survey) -> list[Input]:
+    """Every file that is read, by uri; others decide nothing."""
     read = {file.uri: file for piece in survey.pieces if piece.input is not None for file in piece.input.files}
-    uris = sorted(read)
-    records = dict(workers.map(storage.digest, [read[uri].url for uri in uris]))
-    return [InputFile(uri=uri, bytes=records[i].bytes, sha256=records[i].sha256) for i, uri in enumerate(uris)]
+    return [read[uri] for uri in sorted(read)]
+
+
+def digest_inputs(files: Sequence[Input], workers: Workers) -> list[InputFile]:
+    """Size and sha256 of each file; two files of the same bytes are named in the log, as their rows come twice."""
+    records = dict(workers.map(storage.digest, [file.url for file in files]))
+    digests = [InputFile(uri=f.uri, bytes=records[i].bytes, sha256=records[i].sha256) for i, f in enumerate(files)]
+    first: dict[str, str] = {}
+    for file in digests:
+        if first.setdefault(file.sha256, file.uri) != file.uri:
+            _log.warning(
+                "%s and %s hold the same bytes, so each of their rows is read twice", first[file.sha256], file.uri
+            )
+    return digests

@@ -53,6 +53,8 @@ class ShardTask:
     source: Source
     clean: CleanConfig
     views: ViewConfig
+    is_recorded: bool = False
+    "The job's record is there, so every file was complete and hashed; else what was published before is hashed again."
     pieces: tuple[Piece, ...] = ()
     exchanged: Exchange | None = None
 
@@ -75,33 +77,39 @@ def publish_shard(task: ShardTask) -> ShardDone:
 
     Raises AccountingError when a text or a row was lost; nothing is published then.
     """
-    origin = task.origin
-    url = storage.join(task.version_url, schema.manifest_path(origin.split, origin.shard))
-    if (published := _published(task.version_url, url)) is not None:
+    if (published := published_shard(task)) is not None:
         return published
     try:
         scenes = _judged(task)
     except InputError:
         # Another job of the same version may have finished and removed what was exchanged.
-        if (published := _published(task.version_url, url)) is not None:
+        if (published := published_shard(task)) is not None:
             return published
         raise
+    origin = task.origin
     manifest = _publish_files(task, scenes)
     if manifest.texts_read != manifest.texts_kept + sum(manifest.rejects.values()):
         message = f"Shard {schema.shard_name(origin.split, origin.shard)} of {origin.dataset} read {manifest.texts_read} texts, kept {manifest.texts_kept} and rejected {sum(manifest.rejects.values())}. Texts were lost or doubled; it was not published. This is a bug."
         raise AccountingError(message)
-    storage.publish(url, manifest.to_json())
+    storage.publish(_manifest_url(task), manifest.to_json())
     return _done(manifest, was_there=False)
 
 
-def _published(version_url: str, manifest_url: str) -> ShardDone | None:
-    """The shard's totals when its manifest is there and each file has the size that it says."""
-    if not storage.exists(manifest_url):
+def _manifest_url(task: ShardTask) -> str:
+    return storage.join(task.version_url, schema.manifest_path(task.origin.split, task.origin.shard))
+
+
+def published_shard(task: ShardTask) -> ShardDone | None:
+    """The shard's totals when its manifest is there and its files are what the manifest says; else None."""
+    url = _manifest_url(task)
+    if not storage.exists(url):
         return None
-    manifest = Manifest.from_json(storage.read_bytes(manifest_url), url=manifest_url)
+    manifest = Manifest.from_json(storage.read_bytes(url), url=url)
     for file in manifest.files:
-        url = storage.join(version_url, file.path)
-        if not storage.exists(url) or storage.size(url) != file.bytes:
+        path = storage.join(task.version_url, file.path)
+        if not storage.exists(path) or storage.size(path) != file.bytes:
+            return None
+        if not task.is_recorded and storage.digest(path).sha256 != file.sha256:
             return None
     return _done(manifest, was_there=True)
 
@@ -118,7 +126,19 @@ def _judged(task: ShardTask) -> Scenes:
     if others:
         message = f"Shard {schema.shard_name(task.origin.split, task.origin.shard)} of {task.origin.dataset} got records of split {min(others)!r}. The input changed since it was surveyed; rerun."
         raise IntegrityError(message)
+    if task.exchanged is None:
+        _refuse_repeated_ids(batch, task.origin)
     return group(batch, config=task.clean, repair=repair)
+
+
+def _refuse_repeated_ids(batch: Batch, origin: Origin) -> None:
+    """Rows that were not brought together by id are scenes of their own, so no id may come twice."""
+    counts = pc.value_counts(column(batch.records, "source_id").drop_null())
+    repeated = counts.filter(pc.greater(counts.field("counts"), 1))
+    if len(repeated):
+        name = repeated[0]["values"].as_py()
+        message = f"The id {name!r} of {origin.dataset} stands in several rows, but its ids are said to be unique. Leave `source.unique` out, so that rows of one id become one scene."
+        raise IntegrityError(message)
 
 
 def _batches(task: ShardTask) -> Iterator[Batch]:

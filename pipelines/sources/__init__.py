@@ -107,6 +107,10 @@ class Source(Protocol):
     writers: Mapping[str, str]
     "Versions of libraries that decide bytes beside pyarrow (Pillow for rendered pictures)."
 
+    def reads(self, name: str) -> bool:
+        """Whether a file of this base name may be an input; the others of a folder are left out."""
+        return True
+
     def survey(self, inputs: Sequence[Input], limit: int | None) -> Survey:
         """Check the inputs and cut them. `limit`: at most so many rows (images, scenes) in canonical order.
 

@@ -57,12 +57,17 @@ class Coco(Source):
             message = f"The option source.split={self.split!r} is no split name (lower-case letters, digits, `_`)."
             raise ConfigError(message)
 
+    def reads(self, name: str) -> bool:
+        """JSON, plain or gzipped."""
+        return base(name).lower().endswith(".json")
+
     def survey(self, inputs: Sequence[Input], limit: int | None) -> Survey:
         """Parses every file. Raises InputError for other JSON, and for a picture that two files hold."""
         files, notes = _caption_files(inputs)
         pieces: list[Piece] = []
         formats: set[str] = set()
         holders: dict[str, str] = {}
+        uris: dict[str, str | None] = {}
         restval = 0
         for source in files:
             document = load(source)
@@ -71,6 +76,9 @@ class Coco(Source):
             scenes: dict[str, set[str]] = {}
             stop = 0
             for picture in self._pictures(document, source):
+                if picture.id is not None and uris.setdefault(picture.id, picture.uri) != picture.uri:
+                    message = f"Picture {picture.id} of {source.uri} is {uris[picture.id]} and {picture.uri}: two files of one name, whose captions would become one scene. Rename one, or give the entries a `cocoid`."
+                    raise InputError(message)
                 if picture.id is not None and holders.setdefault(picture.id, source.uri) != source.uri:
                     message = f"Picture {picture.id} is in {holders[picture.id]} and in {source.uri}. Files of 2014, 2017 and Karpathy hold the same pictures under other splits; name the files of one."
                     raise InputError(message)

@@ -103,13 +103,16 @@ def _parse(feed: _Feed, delimiter: str) -> Iterator[list[str] | Malformed]:
             # A reader keeps its state after an error, so the next row gets a new one.
             reader = csv.reader(feed, delimiter=delimiter, strict=True)
             continue
-        if fields:
-            yield fields
+        yield fields
 
 
 def _of_width(every: Iterator[list[str] | Malformed], feed: _Feed, width: int) -> Iterator[list[str] | Malformed]:
     for row in every:
-        if isinstance(row, list) and len(row) != width:
+        if row == []:
+            # A blank line: an empty cell in a table of one column, nothing in a wider one.
+            if width == 1:
+                yield [""]
+        elif isinstance(row, list) and len(row) != width:
             yield Malformed(feed.give_back_all_but_first(), f"{len(row)} fields, but the header names {width}")
         else:
             yield row

@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import os
 import posixpath
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from infra import storage
@@ -21,28 +21,54 @@ HIDDEN: Final = (".", "_")
 """Names that begin so are no data by the habit of Hadoop and Spark (`_SUCCESS`, `_temporary`); a path may still name them."""
 
 
-def find_inputs(paths: Sequence[str]) -> tuple[str, list[Input]]:
+def find_inputs(paths: Sequence[str], reads: Callable[[str], bool] | None = None) -> tuple[str, list[Input]]:
     """The folder that contains all files, and the files with their path in it, sorted by that path.
 
     A path that exists is taken as it is, else it is a glob (`*`, `**`, `?`, `[..]`). A folder stands for the files below it.
-    Raises InputError when a path matches nothing, or when no folder contains all files.
+    reads: whether the source reads a file of this base name; others found in folders are no inputs, so that a README beside
+    the data changes nothing. One file under two local names (a link) is one input.
+    Raises InputError when a path matches nothing, or names a file that the source does not read.
     """
-    urls = sorted({url for path in paths for url in _expand(path)})
-    if not urls:
+    found: dict[str, str] = {}
+    for path in paths:
+        for url in _expand(path):
+            if reads is not None and not reads(posixpath.basename(url)):
+                if url == storage.absolute(path):
+                    raise InputError(
+                        f"The input {path} is no file that this source reads, by its name. Leave it out, or name another source."
+                    )
+                continue
+            found[_real(url)] = min(url, found.get(_real(url), url))
+    if not paths:
         raise InputError("No input was named. Name files, folders or globs with `--input`.")
+    if not found:
+        raise InputError(
+            f"Nothing in {', '.join(paths)} is a file that this source reads, by its name. Check the folder, or name another source."
+        )
+    urls = sorted(found.values())
     root = _common_folder(urls)
     prefix = root.rstrip("/") + "/"
     return root, [Input(uri=url.removeprefix(prefix), url=url) for url in urls]
 
 
+def _real(url: str) -> str:
+    return url if storage.is_remote(url) else os.path.realpath(url)
+
+
 def _expand(path: str) -> list[str]:
+    if not path:
+        raise InputError("An input is the empty text; an unset shell variable? Name a file, a folder or a glob.")
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"The name {path!r} is not UTF-8, and rows could not carry it. Rename the file.") from None
     url = storage.absolute(path)
     if storage.exists(url):
         return _files(url, path)
     if not glob.has_magic(path):
         raise InputError(f"There is no file or folder {url}.{_near(url)} Check the path.")
     pattern_hides = not posixpath.basename(url).startswith(HIDDEN)
-    matches = [match for match in _glob(url) if not (pattern_hides and _is_hidden(posixpath.basename(match)))]
+    matches = [match for match in storage.glob(url) if not (pattern_hides and _is_hidden(posixpath.basename(match)))]
     found = [file for match in matches for file in _files(match, path)]
     if not found:
         fixed = url[: min(url.find(c) for c in "*?[" if c in url)].rpartition("/")[0]
@@ -55,8 +81,7 @@ def _expand(path: str) -> list[str]:
 
 def _files(url: str, path: str) -> list[str]:
     """The file itself, or the files below the folder. Raises InputError for a folder without any."""
-    fs, inner = storage.filesystem(url)
-    if not fs.isdir(inner):
+    if not storage.is_folder(url):
         return [url]
     names = [name for name in storage.list_files(url) if not any(_is_hidden(part) for part in name.split("/"))]
     if not names:
@@ -69,17 +94,6 @@ def _files(url: str, path: str) -> list[str]:
 
 def _is_hidden(name: str) -> bool:
     return name.startswith(HIDDEN) or name.endswith(storage.TEMPORARY_SUFFIX)
-
-
-def _glob(url: str) -> Iterator[str]:
-    if not storage.is_remote(url):
-        yield from glob.glob(url, recursive=True, include_hidden=True)
-        return
-    fs, inner = storage.filesystem(url)
-    fs.invalidate_cache()
-    protocol = url.partition("://")[0]
-    for match in fs.glob(inner):
-        yield match if "://" in match else f"{protocol}://{match.lstrip('/')}"
 
 
 def _near(url: str) -> str:

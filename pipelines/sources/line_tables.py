@@ -160,6 +160,9 @@ def _id(cell: Any, column: str) -> tuple[str | None, str | None]:
             cell = cell.decode()
         except UnicodeDecodeError:
             return None, f"malformed_record: the scene id in `{column}` is not UTF-8"
+    if isinstance(cell, float) and abs(cell) >= 2**53:
+        # The parser has rounded it, so two ids could be one here.
+        return None, f"malformed_record: the scene id in `{column}` is a number of more than 53 bits; write it as text"
     if isinstance(cell, float) and cell.is_integer():
         cell = int(cell)
     if isinstance(cell, int) and not isinstance(cell, bool):

@@ -53,6 +53,10 @@ class Multi30k(Source):
     repairs_byte_escapes = False
     writers = NO_WRITERS
 
+    def reads(self, name: str) -> bool:
+        """Caption files and image lists; translations and other tasks in the same folder are left out."""
+        return bool(_CAPTIONS.fullmatch(base(name))) or base(name).endswith(_IMAGES_END)
+
     def survey(self, inputs: Sequence[Input], limit: int | None) -> Survey:
         """Reads all files (2 MB each at most). Raises InputError when a file is missing or its lines do not match."""
         lists = {base(i.uri).removesuffix(_IMAGES_END): i for i in _once(inputs) if base(i.uri).endswith(_IMAGES_END)}

@@ -50,6 +50,10 @@ class RecapDataComp(Source):
     repairs_byte_escapes = True
     writers = NO_WRITERS
 
+    def reads(self, name: str) -> bool:
+        """Parquet only."""
+        return name.endswith(".parquet")
+
     def survey(self, inputs: Sequence[Input], limit: int | None) -> Survey:
         """Footers only. Raises InputError for a mixture of uploads, and for a file without texts or without ids."""
         files = sorted((i for i in inputs if i.uri.endswith(".parquet")), key=lambda i: i.uri)

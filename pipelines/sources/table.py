@@ -72,6 +72,10 @@ class Table(Source):
         # Not an option: whether rows must be brought together follows from them.
         object.__setattr__(self, "grouped", bool(self.id) and not self.unique)
 
+    def reads(self, name: str) -> bool:
+        """Parquet, CSV and JSON lines, by the ending of the name."""
+        return _end(Input(uri=name, url=name)) in PARQUET_ENDS + CSV_ENDS + JSON_ENDS
+
     def survey(self, inputs: Sequence[Input], limit: int | None) -> Survey:
         """Footers of parquet; one pass over CSV and JSON lines. Raises InputError for a wrong column or type."""
         files = sorted((i for i in inputs if _end(i) in PARQUET_ENDS + CSV_ENDS + JSON_ENDS), key=lambda i: i.uri)

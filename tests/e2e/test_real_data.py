@@ -24,7 +24,7 @@ def real(*names: str) -> list[str]:
 
 
 def run(source: str, paths: list[str], home: Path, sets: list[str] | None = None, budget: float = 0.2) -> Outcome:
-    request = build_request(source, paths, None, None, sets or [], budget)
+    request = build_request(source, paths, source, None, sets or [], budget)
     with open_workers(address=None, num_cpus=0) as workers:
         outcome = ingest(request, resolve(str(home)), workers)
     assert outcome.texts_read == outcome.texts_kept + sum(outcome.rejects.values())

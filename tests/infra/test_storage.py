@@ -270,7 +270,8 @@ def test_removing_is_quiet_about_what_is_gone(folder: str) -> None:
 def test_only_empty_folders_are_removed(tmp_path: Path) -> None:
     (tmp_path / "empty" / "deep").mkdir(parents=True)
     storage.publish(str(tmp_path / "full" / "file.bin"), b"x")
-    storage.remove_empty_folders(str(tmp_path))
+    storage.remove_empty_parents(str(tmp_path / "empty" / "deep" / "gone"))
+    storage.remove_empty_parents(str(tmp_path / "full"))
     assert storage.list_names(str(tmp_path)) == ["full"]
 
 

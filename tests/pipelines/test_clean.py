@@ -99,7 +99,22 @@ def test_cleaning_gives(raw: bytes, expected: str) -> None:
     assert kept(raw) == expected
 
 
-@pytest.mark.parametrize("raw", [None, b"", b"  ", b"nan", b"NaN", b"None", b"null", b"&nbsp;", b"\x00"])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        None,
+        b"",
+        b"  ",
+        b"nan",
+        b"NaN",
+        b"None",
+        b"null",
+        b"&nbsp;",
+        b"\x00",
+        "\u200b".encode(),
+        "\u2060\u00ad".encode(),
+    ],
+)
 def test_a8_nothing_is_missing_text(raw: bytes | None) -> None:
     assert clean_text(raw, repair=True)[:2] == (None, "missing_text")
 

@@ -54,13 +54,14 @@ def batch(ids: list[str | None], split: str = "train", row: int = 0) -> Batch:
 
 def exchanged(source: Given, folder: Path, pieces: int, buckets: Buckets, slots_max: int) -> Exchange:
     """Run all rounds over `pieces` equal cuts of the source."""
-    exchange = plan_exchange(str(folder), pieces, buckets, slots_max=slots_max)
     cuts = [len(source.ids) * i // pieces for i in range(pieces + 1)]
+    cut = [Piece(input=None, start=cuts[i], stop=cuts[i + 1], scenes_by_split={source.split: 1}) for i in range(pieces)]
+    exchange = plan_exchange(str(folder), cut, buckets, slots_max=slots_max)
     moved = [
         partition(
             PartitionTask(
                 source=source,  # type: ignore[arg-type]
-                piece=Piece(input=None, start=cuts[i], stop=cuts[i + 1], scenes_by_split={source.split: 1}),
+                piece=cut[i],
                 number=i,
                 exchange=exchange,
             )
@@ -101,7 +102,8 @@ def test_each_text_arrives_once_and_a_scene_stays_together(
 
 def test_two_rounds_keep_every_count_near_the_square_root() -> None:
     # All of Recap-DataComp: 94,000 shards from 7,200 pieces.
-    exchange = plan_exchange("w", 7200, Buckets(by_split={"train": (0, 94_000)}))
+    cut = [Piece(input=None, start=i, stop=i + 1, scenes_by_split={"train": 1}) for i in range(7200)]
+    exchange = plan_exchange("w", cut, Buckets(by_split={"train": (0, 94_000)}))
     assert exchange.band == 307
     assert (exchange.bands, exchange.portions) == (307, 24)
     assert len(regroup_tasks(exchange)) == 307 * 24
@@ -124,10 +126,19 @@ def one_piece(folder: Path) -> Exchange:
 
 
 def test_a_rerun_reads_the_counts_of_a_file_that_is_there(tmp_path: Path) -> None:
+    written = Path(one_piece(tmp_path).piece_url(0))
+    before = written.stat().st_mtime_ns
     one_piece(tmp_path)
-    before = (tmp_path / "piece-000000.exchange").stat().st_mtime_ns
-    one_piece(tmp_path)
-    assert (tmp_path / "piece-000000.exchange").stat().st_mtime_ns == before
+    assert written.stat().st_mtime_ns == before
+
+
+def test_files_of_another_cut_are_never_taken_for_these(tmp_path: Path) -> None:
+    """A release that cuts pieces elsewhere may resume the same version; its files hold other rows."""
+    source, buckets = Given(("a", "b", "c", "d")), Buckets(by_split={"train": (0, 2)})
+    exchanged(source, tmp_path, 4, buckets, 1024)
+    exchange = exchanged(source, tmp_path, 2, buckets, 1024)
+    arrived = [merge(fetch(exchange, shard)).records.num_rows for shard in range(2)]
+    assert sum(arrived) == 4
 
 
 def test_a_cut_exchange_file_is_refused(tmp_path: Path) -> None:
@@ -139,6 +150,7 @@ def test_a_cut_exchange_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_absent_exchange_file_is_an_input_error(tmp_path: Path) -> None:
-    exchange = plan_exchange(str(tmp_path), 1, Buckets(by_split={"train": (0, 2)}))
+    cut = [Piece(input=None, start=0, stop=2, scenes_by_split={"train": 2})]
+    exchange = plan_exchange(str(tmp_path), cut, Buckets(by_split={"train": (0, 2)}))
     with pytest.raises(InputError, match="no such file"):
         list(fetch(exchange, 0))

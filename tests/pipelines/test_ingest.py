@@ -9,17 +9,19 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from infra import storage
 from infra.errors import ConfigError, GoodviewsError, InputError, IntegrityError, RejectBudgetError, UsageError
 from infra.home import resolve
 from infra.session import open_workers
 from pipelines.commands import build_request
-from pipelines.ingest import Outcome, ingest
+from pipelines.ingest import Outcome, _check_unchanged, ingest
 from pipelines.plan import plan_shards
 from pipelines.preview import examine
+from pipelines.request import input_files
 
 
 def run(source: str, paths: list[Path], home: Path, sets: list[str] | None = None, budget: float = 0.2) -> Outcome:
-    request = build_request(source, [str(p) for p in paths], None, None, sets or [], budget)
+    request = build_request(source, [str(p) for p in paths], "made", None, sets or [], budget)
     with open_workers(address=None, num_cpus=0) as workers:
         return ingest(request, resolve(str(home)), workers)
 
@@ -152,7 +154,7 @@ def test_ids_that_were_promised_unique_and_are_not_fail_the_job(tmp_path: Path) 
 def test_streamed_shards_are_cut_at_exactly_the_size_asked_for(tmp_path: Path) -> None:
     paths = [captions(tmp_path / f"{i}.parquet", [f"file {i} text {j}" for j in range(7)]) for i in range(3)]
     request = build_request(
-        "table", [str(p) for p in paths], None, None, ["source.text=caption", "scenes_per_shard=5"], 0.2
+        "table", [str(p) for p in paths], "made", None, ["source.text=caption", "scenes_per_shard=5"], 0.2
     )
     plan = plan_shards(request, request.source.survey(request.inputs, None))
     assert [sum(p.stop - p.start for p in shard) for shard in plan.direct] == [5, 5, 5, 5, 1]
@@ -183,6 +185,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(recap_files: list[Path], tm
         (("tyoworld", [], None, []), UsageError, "Did you mean 'toyworld'"),
         (("coco", [], None, []), UsageError, "--input"),
         (("toyworld", ["x"], None, []), UsageError, "reads no files"),
+        (("table", ["x"], None, []), UsageError, "--dataset"),
         (("toyworld", [], "Bad Name", []), UsageError, "Bad Name"),
         (("toyworld", [], None, ["source.scene=3"]), ConfigError, "source.scenes"),
         (("toyworld", [], None, ["clean.max_group_records=0"]), ConfigError, "max_group_records"),
@@ -194,3 +197,101 @@ def test_a_wrong_word_on_the_command_line_is_one_sentence(words: Any, error: typ
     source, paths, dataset, sets = words
     with pytest.raises(error, match=match):
         build_request(source, paths, dataset, None, sets, 0.2)
+
+
+def test_a_damaged_shard_of_a_grouped_source_is_mended_by_a_rerun(recap_files: list[Path], tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    outcome = run("recap-datacomp", recap_files, home, budget=0.9)
+    before = {p: p.read_bytes() for p in Path(outcome.url).rglob("*") if p.is_file()}
+    lost = next(p for p in before if p.suffix == ".tar")
+    lost.unlink()
+    again = run("recap-datacomp", recap_files, home, budget=0.9)
+    assert (again.version, again.shards_reused) == (outcome.version, 0)
+    assert {p: p.read_bytes() for p in Path(outcome.url).rglob("*") if p.is_file()} == before
+
+
+def test_a_file_changed_after_a_kill_is_made_again(recap_files: list[Path], tmp_path: Path) -> None:
+    """Same size, other bytes, no job record yet: sizes alone would let it pass."""
+    outcome = run("recap-datacomp", recap_files, tmp_path / "home", budget=0.9)
+    (Path(outcome.url) / "job.json").unlink()
+    path = next(p for p in Path(outcome.url).rglob("*.tar"))
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"dog", b"cat"))
+    run("recap-datacomp", recap_files, tmp_path / "home", budget=0.9)
+    assert path.read_bytes() == data
+
+
+def test_an_input_that_changes_while_it_is_read_commits_nothing(tmp_path: Path) -> None:
+    path = captions(tmp_path / "t.parquet", ["one text", "two texts"])
+    request = build_request("table", [str(path)], "made", None, ["source.text=caption"], 0.2)
+    files = input_files(request.source.survey(request.inputs, None))
+    stamps = {f.uri: storage.stamp(f.url) for f in files}
+    _check_unchanged(files, stamps)
+    captions(path, ["one text", "six texts"])
+    with pytest.raises(IntegrityError, match="was changed while it was read"):
+        _check_unchanged(files, stamps)
+
+
+def test_a_readme_beside_the_data_changes_nothing(tmp_path: Path) -> None:
+    captions(tmp_path / "in" / "data" / "t.parquet", ["one text", "two texts"])
+    plain = run("table", [tmp_path / "in"], tmp_path / "a", ["source.text=caption"])
+    (tmp_path / "in" / "README.md").write_text("# About\n")
+    assert run("table", [tmp_path / "in"], tmp_path / "b", ["source.text=caption"]).version == plain.version
+
+
+def test_a_named_file_that_the_source_does_not_read_is_refused(tmp_path: Path) -> None:
+    path = captions(tmp_path / "t.parquet", ["one text"])
+    (tmp_path / "notes.md").write_text("x")
+    with pytest.raises(InputError, match=r"notes.md is no file that this source reads"):
+        run("table", [path, tmp_path / "notes.md"], tmp_path / "home", ["source.text=caption"])
+
+
+def test_notes_of_the_survey_are_said_on_a_real_run(
+    recap_files: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    outcome = run("recap-datacomp", recap_files, tmp_path / "home", budget=0.9)
+    assert any("2 of 2,719 parts" in note for note in outcome.notes)
+    assert "2 of 2,719 parts" in caplog.text
+
+
+def test_one_file_under_two_names_is_read_once(tmp_path: Path) -> None:
+    path = captions(tmp_path / "in" / "t.parquet", ["one text", "two texts"])
+    (tmp_path / "in" / "u.parquet").symlink_to(path)
+    assert run("table", [tmp_path / "in"], tmp_path / "home", ["source.text=caption"]).texts_read == 2
+
+
+def test_a_promise_of_unique_ids_is_checked_whatever_the_shard_size(tmp_path: Path) -> None:
+    path = captions(tmp_path / "t.parquet", ["a a", "b b", "c c"], image=["x", "x", "y"])
+    sets = ["source.text=caption", "source.id=image", "source.unique=true"]
+    with pytest.raises(IntegrityError, match="'x' of made stands in several rows"):
+        run("table", [path], tmp_path / "home", sets)
+
+
+def test_a_url_that_no_parser_takes_fails_no_job(tmp_path: Path) -> None:
+    urls = ["http://c]d/1", "http://exa\u2100mple.com/x", "no url"]
+    path = captions(tmp_path / "t.parquet", ["red shoe", "red shoes", "a red shoe"], id=["x"] * 3, url=urls)
+    sets = ["source.text=caption:alt", "source.id=id", "source.image=url"]
+    assert run("table", [path], tmp_path / "home", sets).scenes == 1
+
+
+def test_two_pictures_of_one_file_name_are_no_scene(tmp_path: Path) -> None:
+    path = tmp_path / "coco_karpathy_val.json"
+    path.write_text('[{"image": "a/1.jpg", "caption": "a red car"}, {"image": "b/1.jpg", "caption": "two kittens"}]')
+    with pytest.raises(InputError, match="two files of one name"):
+        run("coco", [path], tmp_path / "home")
+
+
+def test_ids_that_json_readers_round_are_rejected(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    ids = [12345678901234567890123, 12345678901234567890124, 7]
+    path.write_text("".join(f'{{"id": {i}, "caption": "text {i}"}}\n' for i in ids))
+    outcome = run("table", [path], tmp_path / "home", ["source.text=caption", "source.id=id"], budget=0.9)
+    assert (outcome.scenes, dict(outcome.rejects)) == (1, {"malformed_record": 2})
+
+
+def test_a_blank_line_of_a_one_column_csv_is_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("caption\na dog runs\n\na cat sleeps\n")
+    outcome = run("table", [path], tmp_path / "home", ["source.text=caption"], budget=0.9)
+    assert (outcome.texts_read, dict(outcome.rejects)) == (3, {"missing_text": 1})
+    assert sorted(s["source_row"] for s in rows(outcome, "scenes")) == [0, 2]

@@ -24,7 +24,17 @@ from pipelines.tars import tar
 # Stock webdataset leaves closing its file to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO")
 
-IDS = ["Track 2.0.mp3", "22.05", "p/22.0/1.1", "train.v1/0001", "train.v1/0002", "__meta__", "x" * 200, "UPPER", "plain-1"]
+IDS = [
+    "Track 2.0.mp3",
+    "22.05",
+    "p/22.0/1.1",
+    "train.v1/0001",
+    "train.v1/0002",
+    "__meta__",
+    "x" * 200,
+    "UPPER",
+    "plain-1",
+]
 
 
 def write_home(folder: Path, captions: list[Any], ids: list[str]) -> Path:

@@ -91,7 +91,7 @@ def ray_data(data: Path, out: Path, cpus: int) -> dict[str, Any]:
     import pandas as pd
     import ray
 
-    ray.init(num_cpus=cpus, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    ray.init(num_cpus=cpus, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False

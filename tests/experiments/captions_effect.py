@@ -106,7 +106,7 @@ def scored_set(data: Path) -> tuple[Floats, list[list[str]]]:
 
 def unit(x_ND: Floats) -> Floats:
     """Rows of length 1."""
-    return x_ND / np.maximum(np.linalg.norm(x_ND, axis=1, keepdims=True), 1e-12)
+    return np.asarray(x_ND / np.maximum(np.linalg.norm(x_ND, axis=1, keepdims=True), 1e-12), np.float64)
 
 
 def mutual_knn(x_ND: Floats, y_NE: Floats, k: int = K) -> float:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import orjson
 
 from catalog import database, lake, schema
-from catalog.commit import registered_files, shard_table, version_urls
+from catalog.commit import registered_files, shard_differences, version_urls
 from catalog.lake import Lake
 from catalog.manifest import JobRecord, Manifest, ShardFile
 from catalog.published import Version, disagreements, folder_sizes, missing_or_resized, read_manifest, read_records
@@ -298,29 +298,7 @@ def _compare(
                 yield f"versions.{kind}", f"the catalog holds {found:,} rows, the manifests say {expected:,}."
         if missing := wanted_files[kind] - registered[kind]:
             yield f"versions.{kind}", f"{len(missing)} files are not in the catalog, for example {min(missing)}."
-    yield from _compare_shards(reader, version)
-
-
-def _compare_shards(reader: Lake, version: Version) -> Iterator[tuple[str, str]]:
-    values = [version.job.dataset, version.job.version]
-    relation = reader.connection.execute(
-        "SELECT * FROM versions.shards WHERE dataset = ? AND version = ? ORDER BY shard", values
-    )
-    found = relation.to_arrow_table().to_pylist()
-    wanted = sorted(shard_table(version.manifests).to_pylist(), key=lambda row: int(row["shard"]))
-    if [row["shard"] for row in found] != [row["shard"] for row in wanted]:
-        yield (
-            "versions.shards",
-            f"the catalog holds {len(found)} shard rows, the job record names {len(wanted)} shards.",
-        )
-        return
-    for have, want in zip(found, wanted, strict=True):
-        different = [name for name in want if have[name] != want[name]]
-        if different:
-            yield (
-                "versions.shards",
-                f"shard {schema.shard_name(want['split'], want['shard'])} differs from its manifest in {', '.join(different)}.",
-            )
+    yield from (("versions.shards", detail) for detail in shard_differences(reader, version))
 
 
 def read_current(home: Home, dataset: str) -> str | None:

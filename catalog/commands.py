@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help=__doc__.splitlines()[0] if __doc__ else None)
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__.splitlines()[0] if __doc__ else None)
 
 HomeOption = Annotated[
     str | None, typer.Option(help="Folder or URL that holds datasets and runs [env GOODVIEWS_HOME].")

@@ -12,7 +12,7 @@ import importlib.metadata
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -102,6 +102,8 @@ def _commit_once(
             [found.job.dataset, found.job.version],
         )
         _refuse_half_state(writer, found, rows=len(rows))
+        if rows:
+            _refuse_other_content(writer, found)
         if rows == [(True,)] or (rows and not current):
             writer.connection.execute("ROLLBACK")
             return Committed(snapshot_id=_snapshot(writer, "ducklake_current_snapshot"), was_there=True)
@@ -151,6 +153,28 @@ def _refuse_half_state(writer: Lake, found: Version, *, rows: int) -> None:
         if rows > 1 or (wanted - have if rows else wanted & have):
             message = f"The catalog holds a part of {found.name} ({rows} dataset rows, {len(wanted & have):,} of {len(wanted):,} {kind} files), which no commit of goodviews leaves behind. Make it anew with `goodviews catalog rebuild`."
             raise IntegrityError(message)
+
+
+def _refuse_other_content(writer: Lake, found: Version) -> None:
+    """A version is a function of its inputs, so a second commit of it must bring what the first one brought."""
+    for detail in shard_differences(writer, found):
+        message = f"{found.name} is in the catalog with other content: {detail} One of the two was damaged; see `goodviews catalog verify`, and to take what is on disk run `goodviews catalog rebuild`."
+        raise IntegrityError(message)
+
+
+def shard_differences(reader: Lake, found: Version) -> Iterator[str]:
+    """A sentence for each shard row of the catalog that is not what its manifest says."""
+    query = "SELECT * FROM versions.shards WHERE dataset = ? AND version = ? ORDER BY shard"
+    cursor = reader.connection.execute(query, [found.job.dataset, found.job.version])
+    rows: list[dict[str, Any]] = cursor.to_arrow_table().to_pylist()
+    wanted = sorted(shard_table(found.manifests).to_pylist(), key=lambda row: int(row["shard"]))
+    if [row["shard"] for row in rows] != [row["shard"] for row in wanted]:
+        yield f"the catalog holds {len(rows)} shard rows, the job record names {len(wanted)} shards."
+        return
+    for have, want in zip(rows, wanted, strict=True):
+        if different := [name for name in want if have[name] != want[name]]:
+            shard = schema.shard_name(want["split"], want["shard"])
+            yield f"shard {shard} differs from its manifest in {', '.join(different)}."
 
 
 def version_urls(writer: Lake, found: Version, kind: str) -> list[str]:

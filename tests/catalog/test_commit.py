@@ -298,6 +298,20 @@ def test_files_registered_by_hand_are_not_registered_again(home: Home, publish: 
     assert rows(home, "SELECT dataset FROM datasets") == [("one",)]
 
 
+def test_one_version_cannot_mean_two_contents(home: Home, publish: Any) -> None:
+    made = publish()
+    commit_version(home, made.dataset, made.version)
+    path = schema.states_path("train", 0)
+    table = read_table(made.folder, path)
+    at = table.column_names.index("state")
+    other = pa.array(['{"n": 1}'] * table.num_rows, pa.large_string())
+    replace_file(made.folder, path, table.set_column(at, table.schema.field("state"), other))
+    with pytest.raises(
+        IntegrityError, match="with other content: shard train-00000 differs from its manifest in .*files"
+    ):
+        commit_version(home, made.dataset, made.version)
+
+
 @pytest.mark.parametrize("table", ["ducklake_snapshot_changes", "ducklake_data_file", "ducklake_file_column_stats"])
 def test_a_database_that_refuses_in_the_middle_of_a_commit_keeps_nothing_of_it(
     home: Home, publish: Any, table: str

@@ -1,0 +1,109 @@
+"""Alarms of a training: collapse, numbers that are not finite, a fall in speed.
+
+Owns: what is measured and when it is called an alarm. Does not own: what is done then, except that a number that is not
+finite always ends the run, because every later step would be lost anyway.
+Legend: N pooled vectors, D their width.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+
+from infra.errors import ConfigError, GoodviewsError
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlarmConfig:
+    """When to call a representation collapsed or a run slow."""
+
+    min_rank_share: float = 0.05
+    "Effective rank over the highest that N vectors of D dimensions can have; below it the encoder has collapsed."
+    min_spread: float = 0.02
+    "Spread around the mean over the size of the vectors (both root mean square); below it all texts look alike."
+    speed_share: float = 0.5
+    "Samples/s under this share of the median of the last windows is a fall in speed."
+    windows: int = 20
+    stop_on_collapse: bool = False
+    "End the run at a collapse alarm. Off: an alarm early in warm-up may pass."
+
+    def __post_init__(self) -> None:
+        for name in ("min_rank_share", "min_spread", "speed_share"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"alarms.{name} is {getattr(self, name)}; it is a share, from 0 to below 1.")
+        if self.windows < 1:
+            raise ConfigError(f"alarms.windows is {self.windows}; use 1 or more.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    """State of a representation. effective_rank in [1, D]; rank_share and spread in [0, 1]."""
+
+    effective_rank: float
+    rank_share: float
+    spread: float
+
+
+def measure(x_ND: torch.Tensor) -> Health:
+    """Effective rank and spread of pooled vectors.
+
+    Effective rank: exponential of the entropy of the eigenvalues of the covariance, normalised to sum 1
+    (Roy and Vetterli 2007, on eigenvalues instead of singular values). All vectors equal: rank 1, spread 0.
+    """
+    x_ND = x_ND.detach().float()
+    centred_ND = x_ND - x_ND.mean(0)
+    limit = max(min(x_ND.shape[0] - 1, x_ND.shape[1]), 1)
+    size = float(x_ND.square().mean().sqrt())
+    if not math.isfinite(size):
+        return Health(effective_rank=math.nan, rank_share=math.nan, spread=math.nan)
+    spread = float(centred_ND.square().mean().sqrt()) / size if size > 0 else 0.0
+    values = torch.linalg.eigvalsh((centred_ND.T @ centred_ND).double().cpu()).clamp(min=0)
+    # Rounding leaves about 1e-7 of the size in each direction of equal vectors; that is no spread.
+    if spread < 1e-6:
+        return Health(effective_rank=1.0, rank_share=1.0 / limit, spread=spread)
+    shares = values / values.sum()
+    rank = float(torch.exp(-torch.special.xlogy(shares, shares).sum()))
+    return Health(effective_rank=rank, rank_share=rank / limit, spread=spread)
+
+
+def collapse(health: Health, config: AlarmConfig) -> str | None:
+    """The sentence of a collapse alarm, or None."""
+    if health.rank_share >= config.min_rank_share and health.spread >= config.min_spread:
+        return None
+    return (
+        f"The encoder has collapsed: effective rank {health.effective_rank:.1f} ({health.rank_share:.1%} of what is "
+        f"possible, alarm below {config.min_rank_share:.0%}), spread {health.spread:.3f} (alarm below {config.min_spread}). "
+        "Try a smaller learning rate, clipping, or another weight of SIGReg."
+    )
+
+
+def refuse_not_finite(loss: float, norm: float, step: int) -> None:
+    """Raises GoodviewsError when loss or gradient of a step is not a finite number."""
+    if math.isfinite(loss) and math.isfinite(norm):
+        return
+    message = (
+        f"Step {step:,} gave loss {loss} and gradient norm {norm}. No step was taken with it and no checkpoint holds it: "
+        "set a smaller optimizer.lr or optimizer.clip_norm, or run.precision to fp32, and start anew or resume."
+    )
+    raise GoodviewsError(message)
+
+
+class SpeedAlarm:
+    """Compares each window's samples/s with the median of those before it."""
+
+    def __init__(self, config: AlarmConfig) -> None:
+        self._config = config
+        self._speeds: deque[float] = deque(maxlen=config.windows)
+
+    def check(self, samples_per_s: float) -> str | None:
+        """The sentence of the alarm, or None; a slow window does not lower the median it is compared with."""
+        enough = len(self._speeds) >= min(5, self._config.windows)
+        usual = statistics.median(self._speeds) if enough else 0.0
+        if enough and samples_per_s < self._config.speed_share * usual:
+            return f"Speed fell to {samples_per_s:,.0f} samples/s from usually {usual:,.0f}. Look for another load on the machine, a slow disk or store, or heat."
+        self._speeds.append(samples_per_s)
+        return None

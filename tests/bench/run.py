@@ -25,7 +25,7 @@ from rich.table import Table
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from tests.bench.recap_rows import write_rows  # noqa: E402  the folder of the project is no package
+from tests.bench.recap_rows import write_rows
 
 CPUS = 2
 

@@ -74,9 +74,8 @@ def launch(job: Job, cluster: Cluster) -> None:
 
 
 def _fit(job: Job, cluster: Cluster) -> None:
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchConfig, TorchTrainer
-    from ray.train.v2.api.exceptions import TrainingFailedError
 
     # It tells that local mode is local, which was asked for; what it warns of still shows.
     logging.getLogger("ray.train").setLevel(logging.WARNING)

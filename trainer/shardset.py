@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from catalog import schema
 from catalog.manifest import Manifest
-from catalog.published import folder_sizes, missing_or_resized, read_records
+from catalog.published import Version, folder_sizes, missing_or_resized, read_records
 from infra import seeds, storage
 from infra.errors import ConfigError, InputError, IntegrityError
 from infra.home import Home
@@ -96,31 +96,12 @@ def open_shards(home: Home, dataset: str, version: str | None, split: str, *, ki
     """
     version = version or _current(home, dataset)
     found = read_records(home, dataset, version)
-    of_split = [m for m in found.manifests if m.split == split]
-    if not of_split:
-        splits = sorted({m.split for m in found.manifests})
-        raise InputError(f"{found.name} has no split {split!r}. Its splits are {', '.join(splits)}.")
-    manifests = sorted((m for m in of_split if m.scenes), key=lambda m: m.shard)
-    if not manifests:
-        raise InputError(
-            f"Split {split!r} of {found.name} holds no scene. All its texts were rejected; see its rejects."
-        )
-    kept = [dataclasses.replace(m, files=[f for f in m.files if f.kind == kind]) for m in manifests]
-    if kind not in ("good", "bad") or not all(m.files for m in kept):
-        there = sorted({f.kind for m in manifests for f in m.files} & {"good", "bad"})
-        raise InputError(
-            f"{found.name} has no {kind} tars in split {split!r} (it has: {', '.join(there) or 'none'}). Ingest it with `--set views={kind}`."
-        )
-    problems = missing_or_resized(dataclasses.replace(found, manifests=kept), folder_sizes(found.folder))
-    if problems:
-        raise IntegrityError(
-            problems[0][1] + (f" ({len(problems) - 1} more tars are wrong too.)" if len(problems) > 1 else "")
-        )
+    manifests = _with_scenes(found, split)
     seed = _single("caption seed", found.name, {m.seed for m in manifests})
-    passes = int(
-        found.job.content.get("bad_passes")
-        or _single("number of bad passes", found.name, {m.bad_passes for m in manifests})
-    )
+    written = _single("number of bad passes", found.name, {m.bad_passes for m in manifests})
+    # A version without bad tars still has the number of its source, which the bad arm at read time follows.
+    passes = max(1, int(found.job.content.get("bad_passes") or written))
+    _check_tars(found, manifests, split, kind, [None] if kind == "good" else list(range(passes)))
     histogram: Counter[int] = Counter()
     for m in manifests:
         histogram.update({int(n): count for n, count in m.captions_per_scene.items()})
@@ -135,8 +116,36 @@ def open_shards(home: Home, dataset: str, version: str | None, split: str, *, ki
         captions=np.array([m.captions for m in manifests], np.int64),
         captions_per_scene=dict(sorted(histogram.items())),
         caption_seed=seed,
-        bad_passes=max(1, passes),
+        bad_passes=passes,
     )
+
+
+def _with_scenes(found: Version, split: str) -> list[Manifest]:
+    """Manifests of the split that hold a scene, by shard number."""
+    of_split = [m for m in found.manifests if m.split == split]
+    if not of_split:
+        splits = sorted({m.split for m in found.manifests})
+        raise InputError(f"{found.name} has no split {split!r}. Its splits are {', '.join(splits)}.")
+    manifests = sorted((m for m in of_split if m.scenes), key=lambda m: m.shard)
+    if not manifests:
+        raise InputError(
+            f"Split {split!r} of {found.name} holds no scene. All its texts were rejected; see its rejects."
+        )
+    return manifests
+
+
+def _check_tars(found: Version, manifests: list[Manifest], split: str, kind: str, passes: Sequence[int | None]) -> None:
+    """Raises InputError when a shard lacks a tar of that kind and passes, IntegrityError for one of another size."""
+    kept = [dataclasses.replace(m, files=[f for f in m.files if f.kind == kind]) for m in manifests]
+    if kind not in ("good", "bad") or any({f.bad_pass for f in m.files} != set(passes) for m in kept):
+        there = sorted({f.kind for m in manifests for f in m.files} & {"good", "bad"})
+        raise InputError(
+            f"{found.name} has no {kind} tars in split {split!r}, or not all (it has: {', '.join(there) or 'none'}). Ingest it with `--set views={kind}`."
+        )
+    problems = missing_or_resized(dataclasses.replace(found, manifests=kept), folder_sizes(found.folder))
+    if problems:
+        more = f" ({len(problems) - 1} more tars are wrong too.)" if len(problems) > 1 else ""
+        raise IntegrityError(problems[0][1] + more)
 
 
 def _single(what: str, name: str, values: set[int]) -> int:

@@ -207,6 +207,27 @@ def test_g16_duckdb_and_its_extensions_are_pinned_to_one_version_and_the_lake_to
         assert writer.rows(f"SELECT value FROM {lake.METADATA}.ducklake_metadata WHERE key = 'version'") == [("1.0",)]
 
 
+def test_an_extension_is_checked_once_a_process_and_again_when_its_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: Home
+) -> None:
+    def unsigned_allowed() -> str:
+        with lake.writing(home) as writer:
+            return str(writer.rows("SELECT current_setting('allow_unsigned_extensions')")[0][0])
+
+    monkeypatch.setattr(lake, "_checked", set())
+    assert [unsigned_allowed(), unsigned_allowed()] == ["False", "True"]
+    real = lake._wheel_file
+    copy = tmp_path / "ducklake.duckdb_extension"
+    shutil.copy(str(real("ducklake")), copy)
+    monkeypatch.setattr(lake, "_wheel_file", lambda name: str(copy) if name == "ducklake" else real(name))
+    assert [unsigned_allowed(), unsigned_allowed()] == ["False", "True"]
+    with copy.open("r+b") as file:
+        file.seek(-1000, os.SEEK_END)
+        file.write(b"changed")
+    with pytest.raises(duckdb.Error, match="signature|metadata"):
+        unsigned_allowed()
+
+
 def plain_client(folder: Path) -> duckdb.DuckDBPyConnection:
     """A DuckDB connection as a stranger has it, with the extension wheels in the place of a download."""
     connection = duckdb.connect(config={"extension_directory": str(folder)})

@@ -39,7 +39,8 @@ class Cluster:
 
     num_workers: int = 0
     use_gpu: bool = False
-    cpus_per_worker: float = 1.0
+    cpus_per_worker: float = 0.9
+    "Not 1: Ray Train needs a little of a CPU itself, and waits for ever where its ranks hold all of them."
     address: str | None = None
     num_cpus: int | None = None
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from catalog import lake, schema
+from catalog import database, lake, schema
 from catalog.lock import commit_lock
 from catalog.manifest import JobRecord
 from catalog.published import read_manifest
@@ -45,33 +45,56 @@ class Collection:
 
 
 def collect(home: Home, *, delete: bool = False, older_than_hours: float = GRACE_HOURS) -> Collection:
-    """Find strays older than the grace period; with `delete`, remove them. Holds the commit lock meanwhile."""
+    """Find strays older than the grace period; with `delete`, remove them.
+
+    The commit lock is held only while the lake's own files are judged, since a commit writes those before it names them.
+    """
+    young_s = older_than_hours * 3600
     left_alone: list[str] = []
+    found = [*_work(home, young_s), *_temporary(home), *_versions(home, left_alone)]
+    strays = list(_old_enough(found, young_s))
     with commit_lock(home):
-        strays: list[Stray] = []
-        for url, why in [*_work(home), *_temporary(home), *_versions(home, left_alone), *_lake_files(home, left_alone)]:
-            try:
-                old_enough = time.time() - storage.modified_s(url) >= older_than_hours * 3600
-                if old_enough:
-                    strays.append(Stray(url=url, bytes=storage.size(url), why=why))
-            except InputError:
-                continue  # its job has just renamed or removed it
+        strays += _old_enough(_lake_files(home, left_alone), young_s)
         if delete:
             for stray in strays:
-                storage.remove(stray.url)
-                _remove_empty_parents(home, stray.url)
+                # Asked again: a job that was resumed meanwhile may have written the file anew and be about to name it.
+                if _age_s(stray.url) >= young_s:
+                    storage.remove(stray.url)
+                    _remove_empty_parents(home, stray.url)
     return Collection(strays=strays, left_alone=left_alone)
 
 
-def _work(home: Home) -> Iterator[tuple[str, str]]:
+def _old_enough(found: Iterable[tuple[str, str]], young_s: float) -> Iterator[Stray]:
+    for url, why in found:
+        try:
+            if _age_s(url) >= young_s:
+                yield Stray(url=url, bytes=storage.size(url), why=why)
+        except InputError:
+            continue  # its job has just renamed or removed it
+
+
+def _age_s(url: str) -> float:
+    try:
+        return time.time() - storage.modified_s(url)
+    except InputError:
+        return -1.0
+
+
+def _work(home: Home, young_s: float) -> Iterator[tuple[str, str]]:
+    """Files of jobs that have written nothing for the whole grace period; a long job may still need its first files."""
+    files: dict[str, list[str]] = {}
     for path in storage.list_files(home.work()):
-        yield storage.join(home.work(), path), "left over from a job that did not finish"
+        files.setdefault(path.split("/")[0], []).append(home.work(path))
+    for urls in files.values():
+        if min(map(_age_s, urls)) >= young_s:
+            yield from ((url, "left over from a job that did not finish") for url in urls)
 
 
 def _temporary(home: Home) -> Iterator[tuple[str, str]]:
     """Temporary siblings of atomic publication: below datasets and lake, and beside the catalog."""
     why = "temporary file of a write that was cut off"
-    for folder in (home.datasets(), home.lake_data):
+    # Object stores have none: there an upload is there when it is complete.
+    for folder in () if storage.is_remote(home.url) else (home.datasets(), home.lake_data):
         for path in storage.list_files(folder):
             if path.endswith(storage.TEMPORARY_SUFFIX):
                 yield storage.join(folder, path), why
@@ -88,9 +111,9 @@ def _temporary(home: Home) -> Iterator[tuple[str, str]]:
 def _versions(home: Home, left_alone: list[str]) -> Iterator[tuple[str, str]]:
     try:
         registered = _registered(home)
-    except GoodviewsError as error:
-        registered = set()
-        left_alone.append(f"Files named by the catalog only could not be asked for: {error}")
+    except (GoodviewsError, lake.DatabaseError) as error:
+        left_alone.append(f"{home.datasets()}, of which the catalog may name files: {database.scrub(home, str(error))}")
+        return
     for dataset in storage.list_names(home.datasets()):
         if not schema.DATASET_PATTERN.fullmatch(dataset):
             continue
@@ -128,15 +151,18 @@ def _named(home: Home, dataset: str, version: str) -> set[str]:
 
 
 def _registered(home: Home) -> set[str]:
-    """Absolute paths that any snapshot names, spelled below this HOME."""
+    """Absolute paths that any snapshot names, spelled below this HOME. Raises GoodviewsError when that cannot be known."""
     try:
         with lake.reading(home) as reader:
             rows = reader.rows(f"SELECT path FROM {lake.METADATA}.ducklake_data_file WHERE NOT path_is_relative")
-            return {
-                home.url + path.removeprefix(reader.root) if path.startswith(reader.root) else path for (path,) in rows
-            }
+            root = lake.spelled(reader.root)
     except InputError:
-        return set()  # no catalog yet
+        # Before the first commit there is no catalog, and no lake; a lake without its catalog is another matter.
+        if storage.list_files(home.lake_data):
+            raise
+        return set()
+    paths = (lake.spelled(path) for (path,) in rows)
+    return {lake.spelled(home.url) + path.removeprefix(root) if path.startswith(root) else path for path in paths}
 
 
 def _lake_files(home: Home, left_alone: list[str]) -> Iterator[tuple[str, str]]:
@@ -147,9 +173,9 @@ def _lake_files(home: Home, left_alone: list[str]) -> Iterator[tuple[str, str]]:
         with lake.reading(home) as reader:
             tables = ("ducklake_data_file", "ducklake_delete_file", "ducklake_files_scheduled_for_deletion")
             rows = [row for table in tables for row in reader.rows(f"SELECT path FROM {lake.METADATA}.{table}")]
-    except GoodviewsError as error:
+    except (GoodviewsError, lake.DatabaseError) as error:
         # Without the right catalog every file there would look like garbage.
-        left_alone.append(f"{home.lake_data}: {error}")
+        left_alone.append(f"{home.lake_data}: {database.scrub(home, str(error))}")
         return
     # By base name alone: DuckLake's names hold a UUID, and a file kept too much is no harm.
     named = {str(path).rsplit("/", 1)[-1] for (path,) in rows}

@@ -62,8 +62,13 @@ def commit_version(home: Home, dataset: str, version: str, *, stats: JobStats | 
     with lake.writing(home) as writer:
         committed = commit_into(writer, home, found, stats=stats)
         # Under the lock, so that the pointer on disk follows the order of commits. A kill before it is mended by a rerun.
-        storage.publish(home.datasets(dataset, schema.CURRENT_PATH), orjson.dumps({"version": version}) + b"\n")
+        publish_current(home, dataset, version)
     return committed
+
+
+def publish_current(home: Home, dataset: str, version: str) -> None:
+    """Write on disk which version of the dataset plain names show, for a rebuild and for readers without a catalog."""
+    storage.publish(home.datasets(dataset, schema.CURRENT_PATH), orjson.dumps({"version": version}) + b"\n")
 
 
 def commit_into(
@@ -133,17 +138,16 @@ def _snapshot(writer: Lake, function: str) -> int:
     return int(writer.rows(f"SELECT * FROM {function}({lake.quote(lake.ALIAS)})")[0][0])
 
 
-def registered_files(writer: Lake, kind: str) -> set[str]:
-    query = (
-        f"SELECT data_file FROM ducklake_list_files({lake.quote(lake.ALIAS)}, {lake.quote(kind)}, schema => 'versions')"
-    )
-    files = [lake.spelled(str(row[0])) for row in writer.rows(query)]
-    if len(set(files)) != len(files):
-        twice = next(file for file in files if files.count(file) > 1)
-        raise IntegrityError(
-            f"The catalog holds {twice} twice, so its rows count double. Make it anew with `goodviews catalog rebuild`."
-        )
-    return set(files)
+def registered_files(reader: Lake, kind: str) -> set[str]:
+    """Files that the current snapshot names for scenes, rejects or states. Raises IntegrityError when it names one twice."""
+    table = f"{lake.quote(lake.ALIAS)}, {lake.quote(kind)}, schema => 'versions'"
+    files: set[str] = set()
+    for (url,) in reader.rows(f"SELECT data_file FROM ducklake_list_files({table})"):
+        if lake.spelled(url) in files:
+            message = f"The catalog holds {url} twice, so its rows count double. Make it anew with `goodviews catalog rebuild`."
+            raise IntegrityError(message)
+        files.add(lake.spelled(url))
+    return files
 
 
 def _refuse_half_state(writer: Lake, found: Version, *, rows: int) -> None:
@@ -178,6 +182,7 @@ def shard_differences(reader: Lake, found: Version) -> Iterator[str]:
 
 
 def version_urls(writer: Lake, found: Version, kind: str) -> list[str]:
+    """The parquet files of one kind, spelled as the catalog spells them, in the order of `found.files(kind)`."""
     folder = storage.join(writer.root, "datasets", found.job.dataset, found.job.version)
     return [lake.spelled(storage.join(folder, file.path)) for _, file in found.files(kind)]
 

@@ -67,9 +67,13 @@ def reading(home: Home, *, any_home: bool = False) -> Iterator[Lake]:
     with contextlib.closing(_connect([home.url], *_metadata_extension(home))) as connection:
         moved = f", DATA_PATH {quote(home.lake_data + '/')}, OVERRIDE_DATA_PATH true" if any_home else ""
         _attach(connection, home, "READ_ONLY, CREATE_IF_NOT_EXISTS false" + moved)
-        if _layout_number(connection) is None:
+        try:
+            number = _layout_number(connection)
+            root = home.url if any_home or number is None else _root(connection, home)
+        except DatabaseError as error:
+            raise _attach_error(home, str(error)) from None
+        if number is None:
             raise _no_catalog(home)
-        root = home.url if any_home else _root(connection, home)
         yield Lake(connection=connection, root=root, check_lock=lambda: None)
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from catalog import database, lake, schema
 from catalog.audit import read_current
-from catalog.commit import JobStats, commit_into
+from catalog.commit import JobStats, commit_into, publish_current
 from catalog.lock import commit_lock
 from catalog.published import read_version
 from infra import storage
@@ -86,12 +86,18 @@ def _fill(new: Home, home: Home, *, old: lake.Lake | None) -> Rebuilt:
     notes: list[str] = []
     lost, carried = None, 0
     versions = list(_finished(home))
+    try:
+        measured = _measured(old) if old else {}
+    except lake.DatabaseError as error:
+        old, measured, lost = None, {}, database.scrub(home, str(error))
     with lake.writing(new) as writer:
         for dataset, version in versions:
-            stats, created_at = _measured(old, dataset, version)
+            stats, created_at = measured.get((dataset, version), (None, None))
             current = _is_current(home, dataset, version, [v for d, v in versions if d == dataset], notes)
             found = read_version(home, dataset, version)
             commit_into(writer, new, found, stats=stats, created_at=created_at, current=current)
+            if current:
+                publish_current(home, dataset, version)
         try:
             carried = sum(_carry(writer, old, table) for table in CARRIED) if old else 0
         except lake.DatabaseError as error:
@@ -120,22 +126,18 @@ def _is_current(home: Home, dataset: str, version: str, siblings: list[str], not
     return False
 
 
-def _measured(old: lake.Lake | None, dataset: str, version: str) -> tuple[JobStats | None, float | None]:
+def _measured(old: lake.Lake) -> dict[tuple[str, str], tuple[JobStats | None, float | None]]:
     """What only the old catalog knows of a version: cost of its job, time of its first commit."""
-    if old is None:
-        return None, None
-    values = [dataset, version]
-    jobs = old.rows(
-        "SELECT epoch(started_at), seconds, peak_rss_bytes, workers FROM main.jobs WHERE dataset = ? AND version = ? AND started_at IS NOT NULL",
-        values,
-    )
-    created = old.rows("SELECT epoch(created_at) FROM main.datasets WHERE dataset = ? AND version = ?", values)
-    stats = (
-        JobStats(started_at=jobs[0][0], seconds=jobs[0][1], peak_rss_bytes=jobs[0][2], workers=jobs[0][3])
-        if jobs
-        else None
-    )
-    return stats, created[0][0] if created else None
+    query = """SELECT d.dataset, d.version, epoch(d.created_at), epoch(j.started_at), j.seconds, j.peak_rss_bytes, j.workers
+        FROM main.datasets d LEFT JOIN main.jobs j USING (job_id)"""
+    found: dict[tuple[str, str], tuple[JobStats | None, float | None]] = {}
+    for dataset, version, created_at, started_at, seconds, peak, workers in old.rows(query):
+        known = started_at is not None and seconds is not None
+        stats = (
+            JobStats(started_at=started_at, seconds=seconds, peak_rss_bytes=peak, workers=workers) if known else None
+        )
+        found[dataset, version] = stats, created_at
+    return found
 
 
 def _carry(writer: lake.Lake, old: lake.Lake, table: str) -> int:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from catalog import audit, lake, schema
 from catalog.collect import collect
 from catalog.commit import commit_version
+from catalog.lock import commit_lock
 from infra import storage
 from infra.home import Home
 
@@ -136,18 +138,54 @@ def test_nothing_of_a_version_with_a_broken_record_is_judged(home: Home, made: A
     assert os.path.exists(os.path.join(made.folder, schema.scenes_path("train", 0)))
 
 
-def test_the_lake_is_left_alone_when_the_catalog_is_missing_or_another(home: Home, made: Any, tmp_path: Path) -> None:
-    """With the wrong catalog every file in the lake would look like garbage."""
-    before = set(storage.list_files(home.lake_data))
-    assert len(before) == 1
-    found = collect(Home(url=home.url, catalog=str(tmp_path / "other.sqlite")), delete=True, older_than_hours=0)
-    assert found.strays == [] and any(home.lake_data in text for text in found.left_alone)
+def test_nothing_that_a_catalog_might_name_is_judged_when_the_catalog_is_missing_or_another(
+    home: Home, made: Any, tmp_path: Path
+) -> None:
+    """With the wrong catalog every file in the lake would look like garbage, and those that manifests lost, too."""
+    strays(home, made)
+    before = files(home)
     other = Home(url=str(tmp_path / "other"), catalog=str(tmp_path / "other" / "catalog.sqlite"))
     with lake.writing(other):
         pass
-    found = collect(Home(url=home.url, catalog=other.catalog), delete=True, older_than_hours=0)
-    assert found.strays == [] and any("belongs to HOME" in text for text in found.left_alone)
-    assert set(storage.list_files(home.lake_data)) == before
+    for catalog, sentence in (
+        (str(tmp_path / "none.sqlite"), "There is no catalog"),
+        (other.catalog, "belongs to HOME"),
+    ):
+        found = collect(Home(url=home.url, catalog=catalog), older_than_hours=0)
+        assert not [stray for stray in found.strays if "/lake/" in stray.url or stray.url.endswith(".parquet")]
+        assert len(found.left_alone) == 2 and all(sentence in text for text in found.left_alone)
+    assert files(home) == before
+
+
+def test_before_the_first_commit_what_a_killed_job_left_is_collected(home: Home, publish: Any) -> None:
+    made = publish()
+    shutil.rmtree(os.path.join(made.folder, "manifests"))
+    os.unlink(os.path.join(made.folder, schema.JOB_PATH))
+    found = collect(home, delete=True, older_than_hours=0)
+    assert len(found.strays) == 8 and found.left_alone == []
+    assert not os.path.exists(made.folder)
+
+
+def test_a_long_job_keeps_its_first_files_as_long_as_it_writes(home: Home, made: Any) -> None:
+    first = put(home.work("job", "map/0.arrow"), age_hours=100)
+    last = put(home.work("job", "map/9.arrow"), age_hours=1)
+    assert collect(home, delete=True).strays == []
+    age(last, 25)
+    assert sorted(stray.url for stray in collect(home, delete=True).strays) == [first, last]
+
+
+def test_a_file_written_anew_between_the_look_and_the_deletion_stays(
+    home: Home, made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stray = put(os.path.join(made.folder, "scenes/train/00099.parquet"))
+
+    def resumed_job_writes_first(where: Home) -> Any:
+        Path(stray).write_bytes(b"new")
+        return commit_lock(where)
+
+    monkeypatch.setattr("catalog.collect.commit_lock", resumed_job_writes_first)
+    collect(home, delete=True)
+    assert Path(stray).read_bytes() == b"new"
 
 
 def test_a_killed_rebuild_and_a_killed_commit_leave_only_what_gc_removes(home: Home, made: Any) -> None:

@@ -79,6 +79,19 @@ def test_a_lost_or_damaged_catalog_comes_back_from_the_manifests(filled: Home, d
     assert kept == (damage == "garbage") == (done.lost is not None)
 
 
+def test_a_catalog_with_broken_pages_comes_back_too(filled: Home) -> None:
+    before = contents(filled)
+    direct = sqlite3.connect(filled.catalog)
+    direct.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    direct.close()
+    with open(filled.catalog, "r+b") as file:
+        file.seek(4096 * 3)
+        file.write(b"\xff" * 4096 * 30)
+    assert rebuild.rebuild(filled).versions == 3
+    assert contents(filled)["scenes"] == before["scenes"]
+    assert audit.verify(filled).problems == []
+
+
 def test_a_moved_home_is_mended_by_a_rebuild(filled: Home, tmp_path: Path) -> None:
     before = contents(filled)
     moved = Home(url=str(tmp_path / "moved"), catalog=str(tmp_path / "moved" / "catalog.sqlite"))
@@ -117,6 +130,7 @@ def test_without_a_pointer_a_single_version_is_current_and_of_several_none_is(fi
     assert len(done.notes) == 1 and "toy has versions" in done.notes[0]
     with lake.reading(filled) as reader:
         assert reader.rows("SELECT dataset FROM datasets WHERE is_current") == [("other",)]
+    assert [problem.dataset for problem in audit.verify(filled).problems] == ["toy"]
 
 
 def test_a_reader_that_is_open_during_the_swap_answers_before_and_after(filled: Home) -> None:

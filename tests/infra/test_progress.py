@@ -18,6 +18,7 @@ from infra import progress
 from infra.progress import Progress
 
 REPOSITORY = Path(progress.__file__).parents[1]
+SIZE = r"(\d+ MB|\d+\.\d\d GB)"
 
 
 def test_the_summary_tells_every_count() -> None:
@@ -29,7 +30,7 @@ def test_the_summary_tells_every_count() -> None:
     assert line.startswith("ingest toy: 3/4 shards | 100 scenes | 1,500 texts | ")
     assert "| 1,203 rejects (missing_text 1,200, exact_repeat 3) |" in line
     assert re.search(r"\d texts/s \|", line)
-    assert re.search(r"peak RSS \d+ MB|peak RSS [\d.]+ GB", line)
+    assert re.search(rf"peak RSS {SIZE} \|", line)
     assert re.search(r"\| done in \d+\.\d s$", line)
     assert shown.peak_rss_bytes > 1_000_000
 
@@ -51,7 +52,7 @@ def test_lines_come_by_themselves_while_nothing_advances() -> None:
             time.sleep(0.01)
     *lines, summary = stream.getvalue().splitlines()
     assert len(lines) >= 2
-    assert re.search(r"RSS \d+ [MG]B \| ETA \d+\.\d s$", lines[-1])
+    assert re.search(rf"\| RSS {SIZE} \| ETA \d+\.\d s$", lines[-1])
     assert "done in" in summary
 
 

@@ -8,27 +8,23 @@ writing again after a kill or a resume changes nothing.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import orjson
 import pyarrow as pa
 
-from catalog import database, lake
+from catalog import lake
 from catalog.lake import Lake
 from catalog.lock import TIMEOUT_S
+from catalog.transaction import commit_rows
 from infra import storage
-from infra.errors import ConflictError, InputError, StorageError
+from infra.errors import InputError
 from infra.home import Home
 
-Outcome = TypeVar("Outcome")
-
-ATTEMPTS: Final = 5
 METRICS: Final = pa.schema(
     [
         pa.field("step", pa.int64(), nullable=False),
@@ -78,7 +74,7 @@ def start_run(home: Home, row: RunRow) -> int:
         _put(writer, row, snapshot)
         return snapshot
 
-    return _commit(home, f"start run {row.run_id}", write)
+    return commit_rows(home, f"start run {row.run_id}", write)
 
 
 def append_metrics(home: Home, row: RunRow, rows: pa.Table, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -91,8 +87,9 @@ def append_metrics(home: Home, row: RunRow, rows: pa.Table, *, timeout_s: float 
     def write(writer: Lake) -> None:
         _put(writer, row, row.snapshot_id)
         _put_metrics(writer, row.run_id, rows)
+        _sync_metrics(writer)
 
-    _commit(home, f"metrics of run {row.run_id} to step {row.steps}", write, timeout_s=timeout_s)
+    commit_rows(home, f"metrics of run {row.run_id} to step {row.steps}", write, timeout_s=timeout_s)
 
 
 def finish_run(home: Home, row: RunRow, rows: pa.Table) -> None:
@@ -119,39 +116,6 @@ def last_metrics(home: Home, run_id: str) -> dict[str, float]:
             raise InputError(f"The catalog knows no run {run_id!r}. `goodviews runs list` shows those it knows.")
         query = "SELECT name, arg_max(value, step) FROM main.metrics WHERE run_id = ? GROUP BY name ORDER BY name"
         return {str(name): float(value) for name, value in reader.rows(query, [run_id])}
-
-
-def _commit(home: Home, message: str, write: Callable[[Lake], Outcome], *, timeout_s: float = TIMEOUT_S) -> Outcome:
-    with lake.writing(home, timeout_s=timeout_s) as writer:
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                return _transaction(writer, message, write)
-            except lake.TransactionConflict as error:
-                if attempt == ATTEMPTS:
-                    reason = database.scrub(home, str(error))
-                    text = f"The catalog {database.shown(home)} refused {message!r} {ATTEMPTS} times because others wrote to it: {reason}. Rerun."
-                    raise ConflictError(text) from error
-                time.sleep(random.uniform(0.05, 0.5) * attempt)
-            except lake.DatabaseError as error:
-                reason = database.scrub(home, str(error))
-                text = f"The catalog {database.shown(home)} could not take {message!r}: {reason}. The files of the run are kept."
-                raise StorageError(text) from error
-    raise AssertionError("unreachable: the last attempt returns or raises")
-
-
-def _transaction(writer: Lake, message: str, write: Callable[[Lake], Outcome]) -> Outcome:
-    writer.connection.execute("BEGIN")
-    try:
-        outcome = write(writer)
-        lake.set_message(writer.connection, message)
-        _sync_metrics(writer)
-        writer.check_lock()
-        writer.connection.execute("COMMIT")
-    except BaseException:
-        with contextlib.suppress(lake.DatabaseError):
-            writer.connection.execute("ROLLBACK")
-        raise
-    return outcome
 
 
 def _put(writer: Lake, row: RunRow, snapshot_id: int | None) -> None:

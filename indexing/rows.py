@@ -1,0 +1,174 @@
+"""One table of vectors as it was given: unit rows in float32 to search with, exact cosines to decide with.
+
+Owns: which arrays are accepted, what an undefined row is, and the one formula of a score. Does not own: any search.
+Invariant: a score depends on the two rows alone. It is the cosine
+
+    sum_D(x * y) / (sqrt(sum_D(x * x)) * sqrt(sum_D(y * y)))
+
+of the rows as given, in float64, summed in one fixed order (NumPy's pairwise sum over a contiguous row, never a BLAS product,
+whose order follows the shape of the call) and rounded to float32 once. Rows that are not float16 or float32 are converted
+to float64 and scaled by a power of two first, so that no square overflows.
+
+N, M: rows. D: dimensions. B: rows of a block. C: candidates a query.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from infra.errors import InputError
+
+BLOCK_BYTES: Final = 1 << 20
+"Of float64 temporaries: a block that stays in the processor's cache is 3 times as fast as one that does not."
+
+SHOWN: Final = 10
+"Row numbers that a message names."
+
+_UNIT: Final = 2.0**-24
+"Half a unit in the last place of a float32 at 1: the relative error of one rounding."
+
+
+def error_bound(dims: int) -> float:
+    """How far a float32 product of two unit rows may be from their score, whatever the order of its sum.
+
+    gamma_n = n u / (1 - n u) with u = 2^-24 bounds the dot product of n rounded terms relative to sum |x y| <= 1 (Higham,
+    Accuracy and Stability of Numerical Algorithms, 3.1). To the D terms come one rounding of each side to float32, the
+    rounding of the score itself, and five more that make every comparison with the bound strict.
+    """
+    n = dims + 8
+    return n * _UNIT / (1 - n * _UNIT)
+
+
+class Rows:
+    """The rows x_ND of a table; nothing is copied until a tile or a block is asked for.
+
+    values: anything NumPy can view (a memmap, a slice, a read-only array) and tensors of torch, also on a GPU or in
+    bfloat16. name: what messages call the table.
+    Raises InputError when it is no table of real numbers.
+    """
+
+    def __init__(self, values: Any, *, name: str) -> None:
+        self.x_ND = _as_table(values, name)
+        self.name = name
+        self._norms_N: npt.NDArray[np.float64] | None = None
+
+    def __len__(self) -> int:
+        return int(self.x_ND.shape[0])
+
+    @property
+    def dims(self) -> int:
+        return int(self.x_ND.shape[1])
+
+    @property
+    def norms_N(self) -> npt.NDArray[np.float64]:
+        """Length of each row, after scaling; 0 marks an undefined row. Reads the table once.
+
+        Raises InputError that names the rows which hold NaN or an infinity.
+        """
+        if self._norms_N is None:
+            norms_N = np.empty(len(self), np.float64)
+            for start, stop in self._blocks(0, len(self)):
+                norms_N[start:stop] = _norms(_double(self.x_ND[start:stop]))
+            self._refuse(np.flatnonzero(~np.isfinite(norms_N)))
+            self._norms_N = norms_N
+        return self._norms_N
+
+    @property
+    def n_undefined(self) -> int:
+        """Number of zero rows: they have no direction, so no neighbours, and are nobody's."""
+        return len(self) - int(np.count_nonzero(self.norms_N))
+
+    def unit(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        """Rows [start, stop) divided by their length, as contiguous float32; undefined rows stay zero."""
+        unit_BD = np.empty((stop - start, self.dims), np.float32)
+        norms_N = self.norms_N
+        for low, high in self._blocks(start, stop):
+            length_B = norms_N[low:high]
+            x_BD = _double(self.x_ND[low:high])
+            unit_BD[low - start : high - start] = x_BD / np.where(length_B > 0, length_B, 1)[:, None]
+        return unit_BD
+
+    def gather(self, rows_B: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """The rows by number, in any order and number, as contiguous float64 (scaled as the module says)."""
+        return _double(self.x_ND[rows_B])
+
+    def _blocks(self, start: int, stop: int) -> list[tuple[int, int]]:
+        step = max(1, BLOCK_BYTES // (8 * self.dims))
+        return [(low, min(low + step, stop)) for low in range(start, stop, step)]
+
+    def _refuse(self, bad: npt.NDArray[np.int64]) -> None:
+        if not len(bad):
+            return
+        shown = ", ".join(f"{row:,}" for row in bad[:SHOWN]) + (", ..." if len(bad) > SHOWN else "")
+        message = (
+            f"{len(bad):,} of {len(self):,} rows of the {self.name} hold NaN or an infinity (rows {shown}), so they have "
+            "no cosine with anything. Remove or embed them again; rows of zeros may stay."
+        )
+        raise InputError(message)
+
+
+def cosines(
+    queries: Rows,
+    base: Rows,
+    rows_M: npt.NDArray[np.int64],
+    ids_MC: npt.NDArray[np.int64],
+    threads: Executor | None = None,
+) -> npt.NDArray[np.float32]:
+    """Scores of the queries `rows_M` with C rows of the base each; -inf where the id is -1 or a row is undefined.
+
+    Memory beside the result: one block a thread. The result does not depend on blocks or threads.
+    """
+    scores_MC = np.full(ids_MC.shape, -np.inf, np.float32)
+    if ids_MC.size == 0:
+        return scores_MC
+    step = max(1, BLOCK_BYTES // (8 * base.dims * ids_MC.shape[1]))
+    norms = queries.norms_N, base.norms_N  # before any thread asks
+
+    def fill(start: int) -> None:
+        part = slice(start, start + step)
+        ids_BC, rows_B = ids_MC[part], rows_M[part]
+        known = ids_BC >= 0
+        found_BCD = base.gather(np.where(known, ids_BC, 0).ravel()).reshape(*ids_BC.shape, base.dims)
+        np.multiply(found_BCD, queries.gather(rows_B)[:, None, :], out=found_BCD)
+        length_BC = norms[0][rows_B][:, None] * norms[1][np.where(known, ids_BC, 0)]
+        known &= length_BC > 0
+        np.divide(np.add.reduce(found_BCD, axis=-1), length_BC, out=length_BC, where=known)
+        scores_MC[part][known] = length_BC[known].astype(np.float32)
+
+    starts = range(0, len(rows_M), step)
+    for _ in threads.map(fill, starts) if threads is not None else map(fill, starts):
+        pass
+    return scores_MC
+
+
+def _as_table(values: Any, name: str) -> npt.NDArray[Any]:
+    if hasattr(values, "detach") and hasattr(values, "cpu"):
+        # `cpu` waits for what is still being computed on the stream; NumPy has no bfloat16.
+        values = values.detach().cpu()
+        values = values.float() if str(values.dtype) == "torch.bfloat16" else values
+    x_ND = np.asarray(values)
+    if x_ND.ndim != 2 or x_ND.dtype.kind not in "fiu":
+        message = f"The {name} is an array of shape {x_ND.shape} and type {x_ND.dtype}, but neighbours need one row of real numbers an item. Give a table of shape (items, dimensions)."
+        raise InputError(message)
+    if x_ND.shape[1] == 0:
+        raise InputError(f"The {name} has {len(x_ND):,} rows of 0 dimensions, so no row has a direction.")
+    return x_ND
+
+
+def _double(x_BD: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """A contiguous float64 copy; what is wider than float32 is scaled to a largest component in [.5, 1)."""
+    double_BD: npt.NDArray[np.float64] = np.array(x_BD, dtype=np.float64, order="C")
+    if x_BD.dtype.kind == "f" and x_BD.dtype.itemsize <= 4:
+        return double_BD
+    _, exponent_B1 = np.frexp(np.max(np.abs(double_BD), axis=-1, keepdims=True))
+    scaled_BD: npt.NDArray[np.float64] = np.ldexp(double_BD, -exponent_B1)
+    return scaled_BD
+
+
+def _norms(double_BD: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    norms_B: npt.NDArray[np.float64] = np.sqrt(np.add.reduce(double_BD * double_BD, axis=-1))
+    return norms_B

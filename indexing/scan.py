@@ -1,0 +1,94 @@
+"""Exact neighbours by a scan of the whole base: for the queries that candidates cannot settle.
+
+Owns: queries with more ties or near ties at the last place than candidates. Does not own: the usual case (`indexing.knn`).
+Invariant: the result is the canonical one, and memory is bounded by the block however many rows tie.
+
+A row gets an exact score only if its float32 product comes within the error bound of the query's threshold; equal rows of a
+tile are scored once. So 10,000 equal rows cost one product of float32 and one score a tile.
+
+Q: queries of a block. B: rows of a tile that matter. U: distinct ones of them. K: neighbours wanted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from indexing.proposals import unit_tiles
+from indexing.rows import Rows, cosines, error_bound
+
+QUERY_BLOCK: Final = 128
+BASE_BLOCK: Final = 8192
+"Their product in float32 takes 4 MiB."
+
+
+def scan(
+    queries: Rows,
+    base: Rows,
+    rows_M: npt.NDArray[np.int64],
+    excluded_M: npt.NDArray[np.int64],
+    threshold_M: npt.NDArray[np.float32],
+    k: int,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """ids_MK (-1: none) and scores_MK (-inf: none) in canonical order, of the queries `rows_M`.
+
+    excluded_M: a row of the base that is not counted, or -1. threshold_M: a score that k rows are known to reach.
+    """
+    ids_MK = np.full((len(rows_M), k), -1, np.int64)
+    scores_MK = np.full((len(rows_M), k), -np.inf, np.float32)
+    threshold_M = threshold_M.copy()
+    # Each tile once for all blocks of queries: converting it may mean reading it from a disk.
+    for ids_B, unit_BD in unit_tiles(base, BASE_BLOCK):
+        for start in range(0, len(rows_M), QUERY_BLOCK):
+            part = slice(start, start + QUERY_BLOCK)
+            unit_QD = _unit(queries, rows_M[part])
+            floor_Q = threshold_M[part] - np.float32(2 * error_bound(base.dims))
+            near_QB = unit_QD @ unit_BD.T >= floor_Q[:, None]
+            near_QB &= ids_B != excluded_M[part][:, None]
+            matters_B = near_QB.any(axis=0)
+            if matters_B.any():
+                scores_QB = _scores(queries, base, rows_M[part], ids_B[matters_B], near_QB[:, matters_B])
+                _keep_best(ids_MK[part], scores_MK[part], ids_B[matters_B], scores_QB)
+                threshold_M[part] = np.maximum(threshold_M[part], scores_MK[part][:, -1])
+    return ids_MK, scores_MK
+
+
+def _unit(queries: Rows, rows_Q: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    return (queries.gather(rows_Q) / queries.norms_N[rows_Q][:, None]).astype(np.float32)
+
+
+def _scores(
+    queries: Rows,
+    base: Rows,
+    rows_Q: npt.NDArray[np.int64],
+    ids_B: npt.NDArray[np.int64],
+    near_QB: npt.NDArray[np.bool_],
+) -> npt.NDArray[np.float32]:
+    """scores_QB where near_QB, else -inf; each distinct row of the base is scored once a query."""
+    digests = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in base.x_ND[ids_B]]
+    _, first_U, distinct_B = np.unique(np.array(digests), return_index=True, return_inverse=True)
+    wanted_QU = np.zeros((len(rows_Q), len(first_U)), np.bool_)
+    pair_q, pair_b = np.nonzero(near_QB)
+    wanted_QU[pair_q, distinct_B[pair_b]] = True
+    pair_q, pair_u = np.nonzero(wanted_QU)
+    scores_QU = np.full(wanted_QU.shape, -np.inf, np.float32)
+    scores_QU[pair_q, pair_u] = cosines(queries, base, rows_Q[pair_q], ids_B[first_U[pair_u]][:, None])[:, 0]
+    return np.where(near_QB, scores_QU[:, distinct_B], np.float32(-np.inf))
+
+
+def _keep_best(
+    ids_QK: npt.NDArray[np.int64],
+    scores_QK: npt.NDArray[np.float32],
+    ids_B: npt.NDArray[np.int64],
+    scores_QB: npt.NDArray[np.float32],
+) -> None:
+    """Merge higher rows into what is kept, in place. Rows come in ascending order, so a stable sort keeps ties canonical."""
+    k = ids_QK.shape[1]
+    found_QX = np.concatenate([scores_QK, scores_QB], axis=1)
+    all_QX = np.concatenate([ids_QK, np.broadcast_to(ids_B, scores_QB.shape)], axis=1)
+    order_QK = np.argsort(-found_QX, axis=1, kind="stable")[:, :k]
+    scores_QK[:] = np.take_along_axis(found_QX, order_QK, axis=1)
+    ids_QK[:] = np.where(scores_QK > -np.inf, np.take_along_axis(all_QX, order_QK, axis=1), -1)

@@ -37,5 +37,6 @@ check: $(STAMP) ## format, lint, types, import contracts, contract tests
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest -q tests/contracts
 
-bench: $(STAMP) ## our ingest beside a plain loop, Ray Data and the bare scan
-	$(BIN)/python tests/bench/run.py
+bench: $(STAMP) ## every claim of speed beside its peer, in one run, as a ratio
+	@for script in ingest stream step sigreg; do \
+		echo "== bench_$$script"; $(BIN)/python tests/bench/bench_$$script.py || exit 1; done

@@ -1,4 +1,4 @@
-"""The contestants of the ingestion benchmark; each is run alone in a process of its own by `run.py`.
+"""The contestants of the ingestion benchmark; each is run alone in a process of its own by `bench_ingest.py`.
 
 All but the scans write the same things: scenes as parquet, one good tar sample a scene, three passes of bad tars. The
 peers do no cleaning to speak of (strip only), no manifest, no digest, no rejects and no catalog: they are ahead there.

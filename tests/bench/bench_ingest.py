@@ -1,6 +1,6 @@
 """`make bench`: each claim of speed beside its peer, in one run, as a ratio.
 
-Usage: run.py [--rows N] [--peer-rows N] [--rss-rows N] [--repeats R]. Every contestant runs alone in its own process tree;
+Usage: bench_ingest.py [--rows N] [--peer-rows N] [--rss-rows N] [--repeats R]. Every contestant runs alone in its own process tree;
 seconds leave out the start of Ray and the imports; memory is the largest sum of RSS over the tree, sampled five times a
 second (shared pages count once a process). Data is generated into a temporary folder and removed.
 """

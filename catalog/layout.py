@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from catalog import schema
 
-NUMBER: Final = 1
+NUMBER: Final = 2
 "Of this layout; kept in the lake as the view `versions.layout`. A change of table or view raises it."
 
 INLINE_ROWS: Final = 1000
@@ -119,13 +119,17 @@ _COLUMNS: Final = {
         max_length BIGINT, "rows" BIGINT, dims BIGINT, dtype VARCHAR, samples BIGINT, tokens BIGINT, config VARCHAR,
         url VARCHAR, snapshot_id BIGINT, dataset_versions VARCHAR, code_version VARCHAR, created_at TIMESTAMPTZ""",
     # low, high: bootstrap interval. ties: share of tied queries. leakage: share of evaluated scenes seen in training.
+    # pairs: that a map was fitted on. direction: of retrieval. details: JSON, what has no column of its own.
     "main.alignments": """alignment_id VARCHAR, left_id VARCHAR, right_id VARCHAR, left_name VARCHAR, right_name VARCHAR,
         left_layer BIGINT, right_layer BIGINT, dataset VARCHAR, version VARCHAR, split VARCHAR, metric VARCHAR, map VARCHAR,
         value DOUBLE, low DOUBLE, high DOUBLE, chance DOUBLE, calibrated DOUBLE, p_value DOUBLE, k BIGINT, n BIGINT,
         ties DOUBLE, protocol VARCHAR, selection VARCHAR, leakage DOUBLE, samples BIGINT, tokens BIGINT,
         untrained_value DOUBLE, first_epoch_value DOUBLE, seed BIGINT, snapshot_id BIGINT, dataset_versions VARCHAR,
-        code_version VARCHAR, created_at TIMESTAMPTZ""",
+        code_version VARCHAR, created_at TIMESTAMPTZ, pairs BIGINT, direction VARCHAR, details VARCHAR""",
 }
+
+_ADDED: Final = {"main.alignments": {"pairs": "BIGINT", "direction": "VARCHAR", "details": "VARCHAR"}}
+"Columns that an older layout lacks; they are the last of their table, so that both come out alike."
 
 
 def _columns(table: pa.Schema) -> str:
@@ -161,8 +165,8 @@ VIEWS: Final = {
             coalesce(list_sum([len(string_split(c."text", ' ')) FOR c IN captions]), 0) AS words FROM main.scenes)
         GROUP BY dataset, version, split""",
     # NaN sorts above every number, so it would lead the board; scores of another n or k have another chance level.
-    "main.leaderboard": """SELECT rank() OVER (PARTITION BY metric, map, k, n, dataset, version, split, protocol, right_name
-        ORDER BY value DESC) AS place, * FROM main.alignments WHERE isfinite(value)""",
+    "main.leaderboard": """SELECT rank() OVER (PARTITION BY metric, map, k, n, dataset, version, split, protocol, right_name,
+        pairs, direction ORDER BY value DESC) AS place, * FROM main.alignments WHERE isfinite(value)""",
     "versions.layout": f"SELECT {NUMBER} AS number",
 }
 
@@ -171,6 +175,8 @@ def statements() -> list[str]:
     """What creates a new lake, or brings an older layout to this one, inside one transaction."""
     made = ["CREATE SCHEMA IF NOT EXISTS versions"]
     made += [f"CREATE TABLE IF NOT EXISTS {name} ({columns})" for name, columns in tables().items()]
+    for name, added in _ADDED.items():
+        made += [f"ALTER TABLE {name} ADD COLUMN IF NOT EXISTS {column} {kind}" for column, kind in added.items()]
     made += [f"CREATE OR REPLACE VIEW {name} AS {query}" for name, query in VIEWS.items()]
     for name, text in DESCRIPTIONS.items():
         kind = "VIEW" if name in VIEWS else "TABLE"

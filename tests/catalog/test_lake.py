@@ -105,14 +105,20 @@ def test_an_older_layout_is_brought_to_this_one_and_a_newer_one_is_refused(
 ) -> None:
     made = publish()
     commit_version(home, made.dataset, made.version)
-    newer = dict(layout.VIEWS) | {"main.leaderboard": "SELECT 7 AS place", "versions.layout": "SELECT 2 AS number"}
+    newer = dict(layout.VIEWS) | {
+        "main.leaderboard": "SELECT 7 AS place",
+        "versions.layout": f"SELECT {layout.NUMBER + 1} AS number",
+    }
     with monkeypatch.context() as future:
-        future.setattr(layout, "NUMBER", 2)
+        future.setattr(layout, "NUMBER", layout.NUMBER + 1)
         future.setattr(layout, "VIEWS", newer)
         with lake.writing(home) as writer:
             assert writer.rows("SELECT * FROM leaderboard") == [(7,)]
             assert writer.rows("SELECT count(*) FROM scenes") == [(8,)]
-    with pytest.raises(IntegrityError, match="has layout 2, this release writes 1"), lake.writing(home):
+    with (
+        pytest.raises(IntegrityError, match=f"has layout {layout.NUMBER + 1}, this release writes {layout.NUMBER}"),
+        lake.writing(home),
+    ):
         pass
 
 

@@ -63,13 +63,13 @@ def levenshtein(a: list[int], b: list[int]) -> int:
 
 def plain_neighbour_metric(name: str, x: Floats, y: Floats, k: int) -> float:
     a, b = listed(x, k), listed(y, k)
-    each = {
+    each: dict[str, Callable[[int], float]] = {
         "mutual_knn": lambda i: len(set(a[i]) & set(b[i])) / k,
         "cycle_knn": lambda i: float(any(i in a[j] for j in b[i])),
         "lcs_knn": lambda i: float(lcs(a[i], b[i])),
         "edit_distance_knn": lambda i: 1 - levenshtein(a[i], b[i]) / k,
-    }[name]
-    return sum(each(i) for i in range(len(a))) / len(a)
+    }
+    return sum(each[name](i) for i in range(len(a))) / len(a)
 
 
 def hsic_unbiased(k: Floats, l: Floats) -> float:
@@ -86,7 +86,7 @@ def hsic_biased(k: Floats, l: Floats) -> float:
 
 def plain_cka(x: Floats, y: Floats, hsic: Callable[[Floats, Floats], float]) -> float:
     k, l = unit(x) @ unit(x).T, unit(y) @ unit(y).T
-    return hsic(k, l) / (np.sqrt(hsic(k, k) * hsic(l, l)) + 1e-6)
+    return float(hsic(k, l) / (np.sqrt(hsic(k, k) * hsic(l, l)) + 1e-6))
 
 
 def plain_cknna(x: Floats, y: Floats, k_nearest: int) -> float:
@@ -102,7 +102,7 @@ def plain_cknna(x: Floats, y: Floats, k_nearest: int) -> float:
         return hsic_unbiased(p_mask * q_mask * p, p_mask * q_mask * q)
 
     own = alpha(k, masks[0], k, masks[0]) * alpha(l, masks[1], l, masks[1])
-    return alpha(k, masks[0], l, masks[1]) / (np.sqrt(own) + 1e-6)
+    return float(alpha(k, masks[0], l, masks[1]) / (np.sqrt(own) + 1e-6))
 
 
 def plain_svcca(x: Floats, y: Floats) -> float:
@@ -283,7 +283,7 @@ def test_permuted_kernels_are_those_of_the_permuted_table() -> None:
     x, y = tables(4)
     order = np.random.default_rng(4).permutation(len(y))
     a, b, c = (neighbour_lists(t, k=6) for t in (x, y, y[order]))
-    pairs = [
+    pairs: list[tuple[kernels.Kernel, kernels.Kernel]] = [
         (kernels.CKA(x, y, unbiased=False), kernels.CKA(x, y[order], unbiased=False)),
         (kernels.CKA(x, y, unbiased=True), kernels.CKA(x, y[order], unbiased=True)),
         (kernels.CKNNA(x, y, (a, b)), kernels.CKNNA(x, y[order], (a, c))),
@@ -318,7 +318,7 @@ def hsic_of_copies(x: Floats, y: Floats, rows: npt.NDArray[np.int64]) -> float:
     k, l = ((unit(t) - unit(t).mean(0))[rows] for t in (x, y))
     apart = rows[:, None] != rows[None, :]
     k, l = (t @ t.T * apart for t in (k, l))
-    return hsic_unbiased(k, l) / (np.sqrt(hsic_unbiased(k, k) * hsic_unbiased(l, l)) + 1e-6)
+    return float(hsic_unbiased(k, l) / (np.sqrt(hsic_unbiased(k, k) * hsic_unbiased(l, l)) + 1e-6))
 
 
 def test_lists_of_all_pairs_of_orders_have_the_right_lcs_and_edit_distance() -> None:

@@ -99,16 +99,23 @@ def exact_knn(
     Memory: O(M k) for the answer, `options.memory_bytes` for tiles.
     Raises InputError for NaN and infinite rows (named) and for tables that do not fit together, UsageError for k < 1.
     """
+    queries, base, own_M = tables(base_ND, queries_MD, exclude_self)
+    part = search_part(queries, base, k=k, own_M=own_M, options=options)
+    return merge([part], k=k, n_undefined=part.n_undefined + (0 if queries is base else queries.n_undefined))
+
+
+def tables(base_ND: Any, queries_MD: Any, exclude_self: bool | None) -> tuple[Rows, Rows, npt.NDArray[np.int64] | None]:
+    """(queries, base, the row of the base that each query is): the arguments of `exact_knn`, checked."""
     base = Rows(base_ND, name="base")
     queries = base if queries_MD is None else Rows(queries_MD, name="queries")
     exclude = queries is base if exclude_self is None else exclude_self
     if exclude and len(queries) != len(base):
         message = f"There are {len(queries):,} queries and {len(base):,} rows in the base, so row i is not the same item in both and cannot be left out. Leave out exclude_self, or give tables of the same items."
         raise InputError(message)
-    own_M = np.arange(len(queries), dtype=np.int64) if exclude else None
-    part = search_part(queries, base, k=k, own_M=own_M, options=options)
-    n_undefined = part.n_undefined + (0 if queries is base else queries.n_undefined)
-    return merge([part], k=k, n_undefined=n_undefined)
+    if queries.dims != base.dims:
+        message = f"The queries have {queries.dims} dimensions and the base has {base.dims}, so they are no vectors of one space. Embed both with one model and layer."
+        raise InputError(message)
+    return queries, base, np.arange(len(queries), dtype=np.int64) if exclude else None
 
 
 def search_part(
@@ -116,24 +123,20 @@ def search_part(
     base: Rows,
     *,
     k: int,
-    first_row: int = 0,
     own_M: npt.NDArray[np.int64] | None = None,
     options: KnnOptions = KnnOptions(),
 ) -> Part:
-    """Exact neighbours of all queries within a part of a base that begins at row `first_row` of the whole.
+    """Exact neighbours of all queries within a part of a base; rows are numbered from `base.first_row` on.
 
     own_M: the row of the whole base that each query is, which is then not its neighbour; None: none is.
     """
     if k < 1:
         raise UsageError(f"k is {k}, but must be 1 or more.")
-    if queries.dims != base.dims:
-        message = f"The queries have {queries.dims} dimensions and the base has {base.dims}, so they are no vectors of one space. Embed both with one model and layer."
-        raise InputError(message)
     tiles = _tiles(queries, base, k + 2 + options.margin, options)
     ids_MK = np.full((len(queries), k + 1), -1, np.int64)
     scores_MK = np.full((len(queries), k + 1), -np.inf, np.float32)
     _ = queries.norms_N, base.norms_N  # NaN is found before any product is taken
-    excluded_M = np.full(len(queries), -1, np.int64) if own_M is None else own_M - first_row
+    excluded_M = np.full(len(queries), -1, np.int64) if own_M is None else own_M - base.first_row
     with ThreadPoolExecutor(_threads()) as threads:
         for start in range(0, len(queries), tiles.query_rows):
             rows_M = np.arange(start, min(start + tiles.query_rows, len(queries)), dtype=np.int64)
@@ -141,7 +144,7 @@ def search_part(
                 queries, base, rows_M, excluded_M[rows_M], _Plan(k + 1, options.margin, tiles, threads)
             )
             ids_MK[rows_M], scores_MK[rows_M] = found
-    ids_MK[ids_MK >= 0] += first_row
+    ids_MK[ids_MK >= 0] += base.first_row
     return Part(ids_MK=ids_MK, scores_MK=scores_MK, n_undefined=base.n_undefined)
 
 

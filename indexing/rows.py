@@ -47,13 +47,14 @@ class Rows:
     """The rows x_ND of a table; nothing is copied until a tile or a block is asked for.
 
     values: anything NumPy can view (a memmap, a slice, a read-only array) and tensors of torch, also on a GPU or in
-    bfloat16. name: what messages call the table.
+    bfloat16. name: what messages call the table. first_row: the number of its first row in the whole that it is a part of.
     Raises InputError when it is no table of real numbers.
     """
 
-    def __init__(self, values: Any, *, name: str) -> None:
+    def __init__(self, values: Any, *, name: str, first_row: int = 0) -> None:
         self.x_ND = _as_table(values, name)
         self.name = name
+        self.first_row = first_row
         self._norms_N: npt.NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
@@ -103,7 +104,7 @@ class Rows:
     def _refuse(self, bad: npt.NDArray[np.int64]) -> None:
         if not len(bad):
             return
-        shown = ", ".join(f"{row:,}" for row in bad[:SHOWN]) + (", ..." if len(bad) > SHOWN else "")
+        shown = ", ".join(f"{row + self.first_row:,}" for row in bad[:SHOWN]) + (", ..." if len(bad) > SHOWN else "")
         message = (
             f"{len(bad):,} of {len(self):,} rows of the {self.name} hold NaN or an infinity (rows {shown}), so they have "
             "no cosine with anything. Remove or embed them again; rows of zeros may stay."

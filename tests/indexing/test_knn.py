@@ -98,7 +98,7 @@ def test_parts_of_a_base_merge_into_the_whole(base: np.ndarray, queries: np.ndar
     cuts = np.linspace(0, len(base), shards + 1).astype(int)
     asked = Rows(queries, name="queries")
     parts = [
-        search_part(asked, Rows(base[a:b], name="base"), k=k, first_row=int(a)) for a, b in itertools.pairwise(cuts)
+        search_part(asked, Rows(base[a:b], name="base", first_row=int(a)), k=k) for a, b in itertools.pairwise(cuts)
     ]
     whole = exact_knn(base, queries_MD=queries, k=k)
     merged = merge(parts, k=k, n_undefined=sum(p.n_undefined for p in parts) + asked.n_undefined)
@@ -111,7 +111,7 @@ def test_a_part_leaves_out_the_own_row_of_the_whole_base() -> None:
     x = np.repeat(np.eye(4, dtype=np.float32), 5, axis=0)
     rows = Rows(x, name="queries")
     own = np.arange(20)
-    parts = [search_part(rows, Rows(x[a : a + 7], name="base"), k=3, first_row=a, own_M=own) for a in (0, 7, 14)]
+    parts = [search_part(rows, Rows(x[a : a + 7], name="base", first_row=a), k=3, own_M=own) for a in (0, 7, 14)]
     assert_same(merge(parts, k=3, n_undefined=0), *oracle(x, 3))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import os
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -124,7 +123,7 @@ def _commit_once(
             writer.connection,
             f"{verb} {found.name}: {found.job.scenes} scenes, {found.job.captions} captions, {len(found.manifests)} shards",
         )
-        _sync_shard_table(writer)
+        lake.sync_table(writer, "versions", "shards")
         writer.check_lock()
         writer.connection.execute("COMMIT")
     except BaseException:
@@ -341,16 +340,3 @@ def _make_current(writer: Lake, found: Version) -> None:
         "UPDATE main.datasets SET is_current = false WHERE dataset = ? AND version <> ? AND is_current", values
     )
     writer.connection.execute("UPDATE main.datasets SET is_current = true WHERE dataset = ? AND version = ?", values)
-
-
-def _sync_shard_table(writer: Lake) -> None:
-    """Flush the lake's own new files: DuckDB does not, and the metadata that names them is flushed at COMMIT."""
-    folder = storage.join(writer.root, "lake", "versions", "shards")
-    if storage.is_remote(folder) or not os.path.isdir(folder):
-        return
-    for path in [folder, *(entry.path for entry in os.scandir(folder) if time.time() - entry.stat().st_mtime < 3600)]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -359,6 +360,19 @@ def _bring_layout(connection: Connection, home: Home) -> None:
 def set_message(connection: Connection, message: str) -> None:
     """Author and message of the snapshot that the open transaction will make."""
     connection.execute(f"CALL ducklake_set_commit_message({quote(ALIAS)}, 'goodviews', {quote(message)})")
+
+
+def sync_table(writer: Lake, schema: str, table: str) -> None:
+    """Flush the newest files that the lake itself wrote of a table, before COMMIT flushes the metadata that names them.
+
+    DuckDB does not flush them. Files of an hour ago are those of earlier commits.
+    """
+    folder = storage.join(writer.root, "lake", schema, table)
+    if storage.is_remote(folder) or not os.path.isdir(folder):
+        return
+    newest = [entry.path for entry in os.scandir(folder) if time.time() - entry.stat().st_mtime < 3600]
+    for path in [folder, *newest]:
+        storage.sync(path)
 
 
 def _root(connection: Connection, home: Home) -> str:

@@ -191,18 +191,10 @@ def _swap(temporary: str, home: Home) -> None:
                 os.unlink(home.catalog + ending)
     _settle(temporary)
     os.replace(temporary, home.catalog)
-    _sync(os.path.dirname(home.catalog))
+    storage.sync(os.path.dirname(home.catalog))
 
 
 def _settle(path: str) -> None:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    _sync(path)
-
-
-def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    storage.sync(path)

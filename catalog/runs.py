@@ -8,8 +8,6 @@ writing again after a kill or a resume changes nothing.
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
@@ -21,7 +19,6 @@ from catalog import lake
 from catalog.lake import Lake
 from catalog.lock import TIMEOUT_S
 from catalog.transaction import commit_rows
-from infra import storage
 from infra.errors import InputError
 from infra.home import Home
 
@@ -87,7 +84,7 @@ def append_metrics(home: Home, row: RunRow, rows: pa.Table, *, timeout_s: float 
     def write(writer: Lake) -> None:
         _put(writer, row, row.snapshot_id)
         _put_metrics(writer, row.run_id, rows)
-        _sync_metrics(writer)
+        lake.sync_table(writer, "main", "metrics")
 
     commit_rows(home, f"metrics of run {row.run_id} to step {row.steps}", write, timeout_s=timeout_s)
 
@@ -143,16 +140,3 @@ def _put_metrics(writer: Lake, run_id: str, rows: pa.Table) -> None:
     writer.connection.register("incoming_metrics", table)
     writer.connection.execute("INSERT INTO main.metrics BY NAME SELECT * FROM incoming_metrics ORDER BY step, name")
     writer.connection.unregister("incoming_metrics")
-
-
-def _sync_metrics(writer: Lake) -> None:
-    """Flush the lake's own new files: DuckDB does not, and the metadata that names them is flushed at COMMIT."""
-    folder = storage.join(writer.root, "lake", "main", "metrics")
-    if storage.is_remote(folder) or not os.path.isdir(folder):
-        return
-    for path in [folder, *(entry.path for entry in os.scandir(folder) if time.time() - entry.stat().st_mtime < 3600)]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

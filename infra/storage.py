@@ -17,9 +17,7 @@ import glob as globbing
 import hashlib
 import os
 import secrets
-import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, Any, TypeAlias, cast
 
@@ -270,7 +268,7 @@ def _publish_local(path: str, parts: Iterable[Buffer]) -> FileRecord:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
-    sync_folder(folder)
+    sync(folder)
     return FileRecord(bytes=total, sha256=sha.hexdigest())
 
 
@@ -288,7 +286,7 @@ def _make_folder(folder: str) -> None:
     if missing:
         os.makedirs(missing[0], exist_ok=True)
         for name in missing:
-            sync_folder(os.path.dirname(name))
+            sync(os.path.dirname(name))
 
 
 def _publish_remote(fs: fsspec.AbstractFileSystem, path: str, parts: Iterable[Buffer]) -> FileRecord:
@@ -333,9 +331,9 @@ def _upload(fs: fsspec.AbstractFileSystem, path: str, parts: Iterable[Buffer]) -
     return FileRecord(bytes=total, sha256=sha.hexdigest())
 
 
-def sync_folder(folder: str) -> None:
-    """Flush a local folder, so that a rename in it survives a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: str) -> None:
+    """Flush a local file or folder; a folder, so that a rename in it survives a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -374,32 +372,3 @@ def _may_pass(error: OSError) -> bool:
 
 def _nothing(action: str) -> str:
     return " Nothing was published under that name." if action == "publish" else ""
-
-
-class Publisher:
-    """Publishes files on background threads, so that flushing one overlaps with building the next.
-
-    Hashing, writing and fsync release the interpreter lock. `finish` waits and returns the records by name, and
-    raises the first error. At most `in_flight` files are held in memory.
-    """
-
-    def __init__(self, *, in_flight: int = 3) -> None:
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="publish")
-        self._slots = threading.BoundedSemaphore(in_flight)
-        self._pending: dict[str, Future[FileRecord]] = {}
-
-    def submit(self, name: str, url: str, parts: Buffer | Iterable[Buffer]) -> None:
-        """Publish `parts` under `url` in the background and remember it as `name`. Raises ValueError for a name twice."""
-        if name in self._pending:
-            raise ValueError(f"{name!r} was submitted before; its record would be lost")
-        self._slots.acquire()
-        future = self._threads.submit(publish, url, parts)
-        future.add_done_callback(lambda _: self._slots.release())
-        self._pending[name] = future
-
-    def finish(self) -> dict[str, FileRecord]:
-        """Wait for all files; returns their records by name."""
-        try:
-            return {name: future.result() for name, future in self._pending.items()}
-        finally:
-            self._threads.shutdown(wait=True, cancel_futures=True)

@@ -21,6 +21,7 @@ from catalog import schema
 from catalog.manifest import Manifest, ShardFile
 from infra import seeds, storage
 from infra.errors import AccountingError, InputError, IntegrityError
+from infra.publisher import Publisher
 from pipelines import tables, tars
 from pipelines.clean import CleanConfig
 from pipelines.columns import Ints, column, is_none
@@ -179,7 +180,7 @@ def _publish_files(task: ShardTask, scenes: Scenes) -> Manifest:
     origin, views = task.origin, task.views
     kept = tables.keep(scenes)
     table = tables.scenes_table(scenes, kept, origin)
-    publisher = storage.Publisher()
+    publisher = Publisher()
     planned: list[_Planned] = []
     try:
         for file in _plan_files(task, scenes, kept, table):

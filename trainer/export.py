@@ -166,7 +166,7 @@ def _publish_local(folder: str, files: Mapping[str, bytes]) -> dict[str, FileRec
     try:
         records = {file: storage.publish(storage.join(temporary, file), data) for file, data in files.items()}
         _swap(temporary, folder, old if os.path.isdir(folder) else None)
-        _sync(parent)
+        storage.sync(parent)
     except OSError as error:
         reason = error.strerror or error
         message = f"Cannot publish {folder}: {reason}. What stood there stands there still; see that the path is free."
@@ -189,14 +189,6 @@ def _swap(temporary: str, folder: str, old: str | None) -> None:
         os.rename(old, folder)
         raise
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _publish_remote(url: str, files: Mapping[str, bytes]) -> dict[str, FileRecord]:

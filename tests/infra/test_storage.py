@@ -299,23 +299,3 @@ def test_relative_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.Monk
 def test_names_are_joined_with_single_slashes() -> None:
     assert storage.join("s3://bucket/", "/a/", "b") == "s3://bucket/a/b"
     assert storage.join("/data") == "/data"
-
-
-def test_the_publisher_returns_every_record_by_name(tmp_path: Path) -> None:
-    publisher = storage.Publisher(in_flight=2)
-    for i in range(9):
-        publisher.submit(f"file-{i}", str(tmp_path / f"{i}.bin"), [b"x" * i])
-    records = publisher.finish()
-    assert {name: record.bytes for name, record in records.items()} == {f"file-{i}": i for i in range(9)}
-    assert len(names_in(str(tmp_path))) == 9
-
-
-def test_the_publisher_raises_the_first_error_and_refuses_a_name_twice(tmp_path: Path) -> None:
-    publisher = storage.Publisher()
-    publisher.submit("good", str(tmp_path / "good.bin"), b"x")
-    publisher.submit("bad", str(tmp_path / "bad.bin"), broken_after(b"x"))
-    with pytest.raises(ValueError, match="'good' was submitted before"):
-        publisher.submit("good", str(tmp_path / "other.bin"), b"x")
-    with pytest.raises(RuntimeError, match="the writer broke"):
-        publisher.finish()
-    assert names_in(str(tmp_path)) == ["good.bin"]

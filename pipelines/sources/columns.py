@@ -80,6 +80,9 @@ def as_int32(column: pa.Array) -> pa.Array:
     """A column of numbers as int32; null where the number is negative, broken or too large."""
     if pa.types.is_null(column.type):
         return column.cast(pa.int32())
+    if pa.types.is_floating(column.type):
+        # Arrow compares no half floats, and 2^31 is no number of the smaller kinds.
+        column = column.cast(pa.float64())
     inside = pc.and_(pc.greater_equal(column, 0), pc.less(column, 2**31))
     return pc.if_else(pc.fill_null(inside, False), column, pa.scalar(None, column.type)).cast(pa.int32(), safe=False)
 

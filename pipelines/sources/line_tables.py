@@ -7,11 +7,11 @@ Invariant: a row unit is a record of a CSV file below its header, or a line of a
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Final
 
 from catalog.schema import SPLIT_PATTERN
@@ -44,7 +44,7 @@ class LineTable:
             return read_csv(self.input, self.delimiter)[0]
         names: dict[str, None] = {}
         problem = "it is empty"
-        for _, _, value in islice(json_lines(self.input), PEEKED_LINES):
+        for _, _, value in itertools.islice(json_lines(self.input), PEEKED_LINES):
             if isinstance(value, dict):
                 names.update(dict.fromkeys(value))
             else:
@@ -60,7 +60,12 @@ class LineTable:
 
     def check(self, layout: Layout) -> None:
         """Raises InputError when the layout names a column that is not there; cells are judged one by one."""
-        lay.check_columns(layout, self.columns(), uri=self.input.uri)
+        names = self.columns()
+        if not self.is_csv and not set(layout.names) <= set(names):
+            # A member may be rare: only the whole file can tell that it is not there.
+            later = (value for _, _, value in json_lines(self.input) if isinstance(value, dict))
+            names = list(dict.fromkeys([*names, *itertools.chain.from_iterable(later)]))
+        lay.check_columns(layout, names, uri=self.input.uri)
 
     def pieces(self, layout: Layout, limit: int | None) -> list[Piece]:
         """One piece, since lines cannot be found without reading what comes before; one pass over the file.

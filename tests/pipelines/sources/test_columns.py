@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,5 +84,7 @@ def test_hashes_are_lower_case_hex_of_sha256_or_null() -> None:
 def test_numbers_that_are_no_pixels_become_null() -> None:
     for kind in (pa.int64(), pa.float64()):
         assert columns.as_int32(pa.array([5, -1, 2**31, None], kind)).to_pylist() == [5, None, None, None]
-    assert columns.as_int32(pa.array([float("nan"), 7.0])).to_pylist() == [None, 7]
+    for kind in (pa.float16(), pa.float32(), pa.float64()):
+        numbers = pa.array(np.array([float("nan"), 7.0, -1.0, float("inf")]).astype(kind.to_pandas_dtype()), kind)
+        assert columns.as_int32(numbers).to_pylist() == [None, 7, None, None]
     assert columns.as_int32(pa.nulls(2)).to_pylist() == [None, None]

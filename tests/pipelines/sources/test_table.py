@@ -225,6 +225,14 @@ JSONL = (
 )
 
 
+def test_a_member_that_the_first_thousand_lines_lack_is_found(write_text: Any, read_whole: Any) -> None:
+    lines = b'{"id": "early"}\n' * 1_200 + b'{"id": "late", "caption": "found"}\n'
+    whole = read_whole(Table(text="caption", id="id"), write_text("a.jsonl", lines))
+    assert whole.texts_of("late") == [("caption", b"found")]
+    with pytest.raises(InputError, match="no column 'captoin'. Did you mean 'caption'"):
+        read_whole(Table(text="captoin", id="id"), write_text("b.jsonl", lines))
+
+
 def test_a12_a8_a10_json_lines_keep_what_can_be_read_and_reject_the_rest(write_text: Any, read_whole: Any) -> None:
     whole = read_whole(Table(text="caption", id="id"), write_text("a.jsonl", JSONL))
     assert whole.texts_of("1") == [("caption[0]", b"a"), ("caption[1]", None), ("caption[2]", b"5")]

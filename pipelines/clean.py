@@ -1,7 +1,7 @@
 """Cleaning of texts: what a human wrote stays, what a pipeline did to it goes, what is no caption becomes a reject.
 
-Owns: the rule for one text (`clean_text`), its vectorised form (`clean_texts`), the normal form by which repeats are
-found, the captions of broken pictures. Does not own: grouping, and what happens to a rejected text.
+Owns: the rule for one text (`clean_text`), its vectorised form (`clean_texts`), the captions of broken pictures. Does not
+own: the normal form by which repeats are found (`catalog.wording`), grouping, and what happens to a rejected text.
 Invariant: `clean_texts` equals `clean_text` row by row. It is fast because one pass over the bytes finds the rows that
 need no change at all (most ASCII captions); only the others are cleaned one at a time in Python.
 """
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from catalog.wording import normal_form
 from infra.errors import ConfigError
 from pipelines.columns import offsets_of
 
@@ -129,21 +130,6 @@ def _undo_bytes_repr(text: str) -> tuple[str, bool]:
     except UnicodeDecodeError:
         return text, False
 
-
-def normal_form(text: str) -> str:
-    """The words of a text: case folded, only letters, digits and combining marks, single spaces between runs of them."""
-    folded = text.casefold()
-    if folded.isascii():
-        return _NOT_WORD.sub(" ", folded).strip()
-    if any(unicodedata.category(c)[0] == "M" for c in set(_SIGN.findall(folded))):
-        folded = "".join(c if c.isalnum() or unicodedata.category(c)[0] == "M" else " " for c in folded)
-        return " ".join(folded.split())
-    return _SIGNS.sub(" ", folded).strip()
-
-
-_NOT_WORD = re.compile(r"[^a-z0-9]+")
-_SIGN = re.compile(r"[^\w\s]")
-_SIGNS = re.compile(r"[\W_]+")  # of a text without combining marks, which `\w` does not match
 
 BROKEN_PICTURES = frozenset(
     {

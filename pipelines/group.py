@@ -18,8 +18,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from catalog import schema
+from catalog.wording import normal_form
 from infra.errors import IntegrityError
-from pipelines.clean import CleanConfig, clean_texts, normal_form
+from pipelines.clean import CleanConfig, clean_texts
 from pipelines.columns import Ints, column, is_none, run_starts
 from pipelines.sources import RECORDS, TEXTS, Batch
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.clean import BROKEN_PICTURES, clean_text, clean_texts, letter_sums, normal_form
+from catalog.wording import normal_form
+from pipelines.clean import BROKEN_PICTURES, clean_text, clean_texts, letter_sums
 
 PIECES = ["a dog", " ", "  ", "\t", "\n", "\x00", "\x1b", "&amp;", "&nbsp;", "&", "AT&T", "\\xc2\\xae", "\\xff", "\\"]
 PIECES += [

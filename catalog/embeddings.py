@@ -320,6 +320,12 @@ def _stored_keys(home: Home, record: EmbeddingRecord) -> pa.Table:
     return pa.concat_tables([KEYS.empty_table(), *tables])
 
 
+def is_whole(home: Home, record: EmbeddingRecord, file: EmbeddingFile) -> bool:
+    """Whether the file is there and has the sha256 that its manifest says."""
+    url = set_url(home, record.embedding_id, file.path)
+    return storage.exists(url) and storage.digest(url).sha256 == file.sha256
+
+
 def _canonical_order(keys: pa.Table) -> pa.UInt64Array:
     return pc.sort_indices(keys, sort_keys=[("scene_key", "ascending"), ("item", "ascending")])
 

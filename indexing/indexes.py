@@ -35,7 +35,7 @@ from indexing import ann
 from indexing.ann import Wish
 from indexing.rows import Rows
 from infra import storage
-from infra.errors import InputError, IntegrityError
+from infra.errors import ConflictError, InputError, IntegrityError
 from infra.home import Home
 
 FORMAT: Final = "goodviews-index-1"
@@ -100,10 +100,14 @@ def build_index(
 ) -> IndexRecord:
     """Build, audit and publish an index over one layer (None: the last) of an embedding set.
 
-    name: None takes that of the set. The id is a digest of the bytes, so two builders never write into one another's files.
+    name: None is that of the set with the factory. The id is a digest of the bytes, so two builders never write into one another's files.
     Raises what `indexing.ann.build` raises, and IntegrityError when a file of the set is not what its manifest says.
     """
     layer = vectors.layers[-1] if layer is None else layer
+    if name is not None and any(record.name == name for record in embeddings.list_sets(home)):
+        raise ConflictError(
+            f"{name!r} is the name of an embedding set; `search --in` could not tell the two apart. Choose another --name."
+        )
     rows = Rows(embeddings.read_layer(home, vectors, layer, verify=True), name=f"set {vectors.name}")
     built = ann.build(rows, wish, factory=factory, parameters=parameters)
     sink = pa.BufferOutputStream()
@@ -120,7 +124,7 @@ def build_index(
     files = {n: dataclasses.asdict(storage.publish(index_url(home, index_id, n), [p])) for n, p in parts.items()}
     record = IndexRecord(
         index_id=index_id,
-        name=name or vectors.name,
+        name=name or f"{vectors.name}/{built.audit.factory}",
         embedding_id=vectors.embedding_id,
         set_name=vectors.name,
         layer=layer,

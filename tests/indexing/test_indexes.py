@@ -52,7 +52,7 @@ def test_the_same_bytes_have_the_same_id_and_other_vectors_another(home: Home) -
     assert one.index_id == two.index_id and len(list_indexes(home)) == 1
     other = build_index(home, vector_sets.publish(home, noise(seed=1), name="other"), Wish(), factory="IVF2,Flat")
     assert other.index_id != one.index_id
-    assert [r.name for r in list_indexes(home)] == ["tiny", "other"]
+    assert [r.name for r in list_indexes(home)] == ["tiny/IVF2,Flat", "other/IVF2,Flat"]
 
 
 def test_f20_another_set_is_refused_though_it_has_as_many_rows(home: Home) -> None:
@@ -67,7 +67,7 @@ def test_f20_a_set_with_other_files_or_none_is_refused(home: Home) -> None:
     vectors = vector_sets.publish(home, noise())
     record = build_index(home, vectors, Wish(), factory="Flat")
     vector_sets.publish(home, noise(seed=1))  # the same id with other vectors
-    with pytest.raises(IntegrityError, match="are not those that index 'tiny' was built from"):
+    with pytest.raises(IntegrityError, match="are not those that index 'tiny/Flat' was built from"):
         open_index(home, record)
     shutil.rmtree(embeddings.set_url(home, vectors.embedding_id))
     with pytest.raises(IntegrityError, match="no longer there"):
@@ -84,7 +84,7 @@ def test_f20_a_damaged_file_is_refused(home: Home, name: str, damage: str) -> No
         path.unlink()
     else:
         path.write_bytes(data[:-1] if damage == "truncated" else data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(IntegrityError, match=f"File {name} of index 'tiny'"):
+    with pytest.raises(IntegrityError, match=f"File {name} of index 'tiny/Flat'"):
         open_index(home, record)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +14,13 @@ from infra.errors import IntegrityError
 from infra.home import Home
 
 SECRET = "hush-hush"
+"Of the fixture `s3_home`."
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
-    server_module = pytest.importorskip("moto.server", reason="moto is not installed (`pip install 'moto[server]'`)")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        server.start()
-        host, port = server.get_host_and_port()
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key-id")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        bucket = f"bucket-{port}"
-        storage.filesystem(f"s3://{bucket}/x")[0].mkdir(bucket)
-        yield Home(url=f"s3://{bucket}/a home", catalog=str(tmp_path / "catalog.sqlite"))
-        server.stop()
+def home(s3_home: Home) -> Home:
+    """`publish` publishes into this one."""
+    return s3_home
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -47,11 +47,16 @@ SMALL = (
 def make_home(folder: Path, *, scenes: int = 120, scenes_per_shard: int = 32) -> Home:
     """A HOME with the toy world: about 98 training scenes in 4 shards, and a validation split."""
     home = resolve(str(folder))
+    fill(home, scenes=scenes, scenes_per_shard=scenes_per_shard)
+    return home
+
+
+def fill(home: Home, *, scenes: int = 120, scenes_per_shard: int = 32) -> None:
+    """Ingest the toy world into `home`, in this process."""
     sets = [f"source.scenes={scenes}", f"scenes_per_shard={scenes_per_shard}", "images=false"]
     request = build_request("toyworld", [], None, None, sets, 0.5)
     with open_workers(address=None, num_cpus=0) as workers:
         ingest(request, home, workers)
-    return home
 
 
 def small_recipe(*sets: str, arm: str | None = None) -> Recipe:

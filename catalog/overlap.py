@@ -67,7 +67,7 @@ def overlap(home: Home, training: Part, scored: Part, scene_keys: Sequence[str])
     keys = pa.table({"scene_key": pa.array(scene_keys, pa.large_string())})
     with lake.reading(home) as reader:
         try:
-            reader.connection.create_function(PYTHON_FUNCTION, normal_form, ["VARCHAR"], "VARCHAR")  # type: ignore[list-item]
+            reader.connection.create_function(PYTHON_FUNCTION, normal_form, ["VARCHAR"], "VARCHAR")
             reader.connection.register("scored_keys", keys)
             for part in (training, scored):
                 _refuse_absent(reader, part)

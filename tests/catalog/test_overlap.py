@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import duckdb
 import pytest
@@ -53,7 +54,12 @@ def put(home: Home) -> Put:
             for i, (key, texts) in enumerate(sorted(scenes.items()))
         ]
         captions = sum(map(len, scenes.values()))
-        counts = {"scenes": len(scenes), "captions": captions, "texts_read": captions, "texts_kept": captions}
+        counts: dict[str, Any] = {
+            "scenes": len(scenes),
+            "captions": captions,
+            "texts_read": captions,
+            "texts_kept": captions,
+        }
         histogram = {str(len(t)): sum(len(o) == len(t) for o in scenes.values()) for t in scenes.values()}
         manifest = Manifest(
             dataset=dataset,
@@ -137,11 +143,11 @@ def test_roles_that_were_not_trained_on_or_not_scored_do_not_leak(home: Home, pu
     scored = put("photos", {"p": ["alt/one"], "q": ["recap/two"]}, split="test")
 
     def leaked(trained: tuple[str, ...], shown: tuple[str, ...]) -> frozenset[str]:
-        parts = (
+        trained_part, shown_part = (
             Part(dataset=p.dataset, version=p.version, split=p.split, roles=r)
             for p, r in ((training, trained), (scored, shown))
         )
-        return overlap(home, *parts, ["p", "q"]).leaked
+        return overlap(home, trained_part, shown_part, ["p", "q"]).leaked
 
     assert leaked((), ()) == {"p", "q"}
     assert leaked(("alt",), ()) == {"p"}
@@ -161,6 +167,6 @@ TEXTS = st.text(st.one_of(st.characters(max_codepoint=127), st.sampled_from("ÃŸÄ
 def test_the_normal_form_in_sql_is_that_of_python(texts: list[str]) -> None:
     texts = [t.replace("\x00", " ") for t in texts]
     with duckdb.connect() as connection:
-        connection.create_function(PYTHON_FUNCTION, normal_form, ["VARCHAR"], "VARCHAR")  # type: ignore[list-item]
+        connection.create_function(PYTHON_FUNCTION, normal_form, ["VARCHAR"], "VARCHAR")
         query = f"SELECT {sql_normal_form('t')} FROM (SELECT unnest(?::VARCHAR[]) AS t)"
         assert [row[0] for row in connection.execute(query, [texts]).fetchall()] == [normal_form(t) for t in texts]

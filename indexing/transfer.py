@@ -1,0 +1,112 @@
+"""A map that was fitted elsewhere, scored on these sets: `goodviews rotate --apply`.
+
+Owns: whether a map fits a pair of sets, and leaving out what it was fitted on. Does not own: the numbers (`recall`).
+Invariant: a map is applied to the models, layers and pooling that it was fitted for, and never scored on its fit pairs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from catalog import embeddings
+from catalog.alignments import record_alignments
+from catalog.embeddings import EmbeddingRecord
+from indexing.bootstrap import BootstrapConfig
+from indexing.joins import JoinConfig, Joined, join, scene_vectors
+from indexing.leakage import leakage
+from indexing.mapping import LEAST_SCORED, all_captions
+from indexing.maps import MapRecord, StoredMap, load_map
+from indexing.outcomes import Setting, Trial, rows_of
+from indexing.recall import Captions, Tally, retrieve
+from indexing.rotation import FittedMap, MapConfig, random_rotation
+from indexing.scoring import plain
+from infra.errors import InputError
+from infra.home import Home
+
+
+CONTROLS = ("random", "shuffled")
+
+
+def apply_map(
+    home: Home, map_id: str, sets: tuple[str, str], join_config: JoinConfig, bootstrap: BootstrapConfig
+) -> list[dict[str, Any]]:
+    """Score a saved map between two sets and record it beside its controls; plain objects.
+
+    Raises InputError when the map was fitted for other models, or when nothing is left besides its fit pairs.
+    """
+    stored = load_map(home, map_id)
+    left, right = (embeddings.find(home, name) for name in sets)
+    layers = [_layer(record, side, stored.record) for record, side in ((left, "left"), (right, "right"))]
+    vectors = [
+        scene_vectors(home, record, [layer], join_config) for record, layer in zip((left, right), layers, strict=True)
+    ]
+    joined = join(vectors[0], vectors[1], least=LEAST_SCORED)
+    rows = _rows_to_score(joined, stored)
+    captions = all_captions(home, joined)
+    maps = {stored.record.kind: stored.fitted, "random": _random(stored.fitted), "shuffled": stored.shuffled}
+    trials = [_trial(joined, captions, rows, (kind, fitted), stored, bootstrap) for kind, fitted in maps.items()]
+    fitted_on = f"{stored.record.dataset or stored.record.left['name']}, split {stored.record.split}"
+    setting = Setting(
+        joined=joined,
+        selection=f"map {map_id} fitted on {fitted_on} ({stored.record.rule}); {joined.rule}",
+        seed=bootstrap.seed,
+        divisions=1,
+        map_id=map_id,
+        leaked=leakage(home, [left, right], joined.keys_S.tolist()),
+    )
+    found = [row for trial in trials for row in rows_of(setting, trial)]
+    record_alignments(home, found)
+    return [plain(row) for row in found]
+
+
+def _layer(record: EmbeddingRecord, side: str, stored: MapRecord) -> int:
+    """The layer to read. The same model under another pooling or observation is another space."""
+    wanted = stored.left if side == "left" else stored.right
+    for fact in ("model", "pooling", "dims"):
+        if getattr(record, fact) != wanted[fact]:
+            raise InputError(
+                f"Map {stored.map_id} was fitted for {fact} {wanted[fact]!r} on the {side} side, and {record.name!r} has {getattr(record, fact)!r}. Its directions mean nothing there; fit a map for these sets."
+            )
+    return int(wanted["layer"])
+
+
+def _rows_to_score(joined: Joined, stored: StoredMap) -> npt.NDArray[np.int64]:
+    datasets = {joined.left.record.dataset, joined.right.record.dataset} - {None}
+    same = stored.record.dataset is None or not datasets or stored.record.dataset in datasets
+    fitted_on = stored.fit_keys if same else frozenset[str]()
+    rows = np.flatnonzero([key not in fitted_on for key in joined.keys_S])
+    if len(rows) < LEAST_SCORED:
+        raise InputError(
+            f"Of {len(joined.keys_S):,} common scenes {len(rows):,} are no fit pairs of map {stored.record.map_id}; a map knows the answers it was fitted on. Apply it to other scenes."
+        )
+    return rows.astype(np.int64)
+
+
+def _random(fitted: FittedMap) -> FittedMap:
+    weights = {"w": random_rotation(len(fitted.x_mean_D), len(fitted.y_mean_E), fitted.config.seed)}
+    config = MapConfig(kind="random", centre=fitted.config.centre, unit=fitted.config.unit, seed=fitted.config.seed)
+    return FittedMap(config=config, x_mean_D=fitted.x_mean_D, y_mean_E=fitted.y_mean_E, weights=weights)
+
+
+def _trial(
+    joined: Joined,
+    captions: Captions | None,
+    rows: npt.NDArray[np.int64],
+    named: tuple[str, FittedMap],
+    stored: StoredMap,
+    bootstrap: BootstrapConfig,
+) -> Trial:
+    tally = Tally(len(joined.keys_S))
+    outcome = retrieve(joined, captions, named[1], rows)
+    tally.add(outcome, rows)
+    return Trial(
+        map=named[0],
+        pairs=stored.record.pairs,
+        measures=tally.measures(bootstrap),
+        first=named[1],
+        picks=outcome,
+        brief=named[0] in CONTROLS,
+    )

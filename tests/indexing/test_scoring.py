@@ -1,0 +1,217 @@
+"""`indexing.scoring` and `indexing.joins`: sets meet by key, and a score is recorded with what it must be read with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from catalog import embeddings
+from catalog.alignments import alignment_url, list_alignments
+from indexing import joins
+from indexing.alignment import METRICS, AlignConfig
+from indexing.bootstrap import BootstrapConfig
+from indexing.calibration import CalibrationConfig
+from indexing.joins import JoinConfig, join, mean_of_groups, scene_vectors
+from indexing.layers import ProtocolConfig
+from indexing.metrics import mutual_knn
+from indexing.scoring import ScoringConfig, score_sets
+from infra.errors import InputError, UsageError
+from infra.home import Home, resolve
+from tests.indexing.sets import put_set, related, scene_keys
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return resolve(str(tmp_path / "home"))
+
+
+def asked(left: str = "x", right: str = "y", **options: Any) -> ScoringConfig:
+    """A quick call: 19 shuffles and 100 draws."""
+    align = {
+        "metrics": options.pop("metrics", ("mutual_knn",)),
+        "k": options.pop("k", 5),
+        "protocol": options.pop("protocol", ProtocolConfig()),
+    }
+    return ScoringConfig(
+        left=left,
+        right=right,
+        align=AlignConfig(
+            **align, bootstrap=BootstrapConfig(draws=100), calibration=CalibrationConfig(permutations=19)
+        ),
+        **options,
+    )
+
+
+# --- joins --------------------------------------------------------------------------------------------------------
+
+
+def test_rows_meet_by_key_whatever_their_order_and_number(home: Home) -> None:
+    x, y = related(0, 40, 6, 5)
+    put_set(home, "x", scene_keys(30), {0: x[:30]})
+    shuffled = np.random.default_rng(1).permutation(35)
+    put_set(home, "y", [scene_keys(40)[5:][i] for i in shuffled], {0: y[5:][shuffled]})
+    a, b = (scene_vectors(home, embeddings.find(home, name), None, JoinConfig()) for name in "xy")
+    joined = join(a, b)
+    assert (len(joined.keys_S), joined.left_only, joined.right_only) == (25, 5, 10)
+    assert np.array_equal(joined.left.last, x[5:30]) and np.array_equal(joined.right.last, y[5:30])
+    assert joined.keys_S.tolist() == [key for key, _ in scene_keys(40)[5:30]]
+
+
+def test_captions_of_a_scene_become_the_mean_of_their_unit_vectors(home: Home) -> None:
+    x = np.array([[2.0, 0], [0, 3], [5, 5], [0, 1], [0, -1]])
+    keys = [("a", 0), ("a", 3), ("b", 0), ("c", 0), ("c", 1)]
+    put_set(home, "x", keys, {0: x}, observation="captions")
+    found = scene_vectors(home, embeddings.find(home, "x"), None, JoinConfig())
+    half = np.sqrt(0.5)
+    assert found.last == pytest.approx(np.array([[half, half], [half, half], [0, 0]]))
+    assert found.items_S.tolist() == [-1, -1, -1]
+    assert found.rule == "mean of the unit captions of a scene"
+
+
+def test_blocks_do_not_change_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.random.default_rng(0).normal(size=(200, 4))
+    starts = np.concatenate([[0], np.sort(np.random.default_rng(1).choice(np.arange(1, 200), 60, replace=False))])
+    whole = mean_of_groups(x, starts)
+    for rows in (1, 7, 64):
+        monkeypatch.setattr(joins, "BLOCK_ROWS", rows)
+        assert np.array_equal(mean_of_groups(x, starts), whole)
+
+
+def test_one_caption_is_drawn_by_hash_and_not_by_position(home: Home) -> None:
+    keys = [(f"s{i:03d}", item) for i in range(300) for item in range(5)]
+    x = np.array([[i, item] for i in range(300) for item in range(5)], np.float32)
+    put_set(home, "x", keys, {0: x}, observation="captions")
+    record = embeddings.find(home, "x")
+    drawn = [scene_vectors(home, record, None, JoinConfig(captions="hash", seed=s)) for s in (0, 0, 1)]
+    assert np.array_equal(drawn[0].items_S, drawn[1].items_S)
+    assert not np.array_equal(drawn[0].items_S, drawn[2].items_S)
+    assert np.array_equal(drawn[0].last[:, 1], drawn[0].items_S)
+    counts = np.bincount(drawn[0].items_S, minlength=5)
+    assert counts.min() > 30
+    with pytest.raises(UsageError, match="'first'"):
+        JoinConfig(captions="first")
+
+
+def test_joins_that_would_mean_nothing_are_refused_with_the_counts(home: Home) -> None:
+    x, y = related(0, 20, 6, 5)
+    put_set(home, "x", scene_keys(20), {0: x}, dataset="a", version="1", split="test")
+    put_set(home, "y", scene_keys(20, 18), {0: y}, dataset="a", version="1", split="val")
+    with pytest.raises(InputError, match=r"'x' has 20 scenes .*'y' has 20 .* 2 are in both; a score needs 7"):
+        score_sets(home, asked())
+    put_set(home, "z", scene_keys(20), {0: y}, dataset="b", version="1", split="test")
+    with pytest.raises(InputError, match="'x' is of dataset a and 'z' of b"):
+        score_sets(home, asked(right="z"))
+
+
+# --- scores -------------------------------------------------------------------------------------------------------
+
+
+def test_every_metric_is_scored_recorded_and_told_with_what_it_needs(home: Home) -> None:
+    x, y = related(0, 60, 12, 14)
+    put_set(home, "x", scene_keys(60), {0: x}, samples=7, tokens=8)
+    put_set(home, "y", scene_keys(60), {0: y})
+    rows = score_sets(home, asked(metrics=METRICS))
+    assert [row["metric"] for row in rows] == list(METRICS)
+    for row in rows:
+        assert row["low"] <= row["value"] + 0.1 and row["low"] < row["high"], row["metric"]
+        assert row["p_value"] == 1 / 20 and row["n"] == 60 and row["chance"] < row["value"], row["metric"]
+        assert (row["samples"], row["tokens"], row["layers"]) == (7, 8, [0, 0])
+        assert row["leakage"] is None and "no training set" in row["leaked"]
+    assert rows[0]["value"] == pytest.approx(mutual_knn(x, y, k=5))
+    assert rows[0]["chance"] == 5 / 59
+    stored = {row["metric"]: row for row in list_alignments(home)}
+    assert len(stored) == len(METRICS)
+    for row in rows:
+        for name in ("value", "low", "high", "chance", "k", "n", "ties", "calibrated", "p_value", "selection"):
+            assert stored[row["metric"]][name] == row[name], name
+
+
+def test_neighbours_of_some_scenes_are_kept_beside_the_row(home: Home) -> None:
+    x, y = related(0, 100, 6, 5)
+    put_set(home, "x", scene_keys(100), {0: x})
+    put_set(home, "y", scene_keys(100), {0: y})
+    (row,) = score_sets(home, asked())
+    kept = pq.read_table(alignment_url(home, row["alignment_id"], "neighbours.parquet")).to_pylist()
+    assert len(kept) == 64
+    keys = [key for key, _ in scene_keys(100)]
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    for line in kept:
+        i = keys.index(line["scene_key"])
+        nearest = [j for j in np.argsort(-(unit @ unit[i])) if j != i][:5]
+        assert line["left"] == [keys[j] for j in nearest]
+        assert len(line["right"]) == 5
+
+
+def test_a_rival_is_scored_on_the_common_scenes_and_the_difference_is_paired(home: Home) -> None:
+    x, y = related(0, 80, 6, 5)
+    noise = np.random.default_rng(3).normal(size=(80, 6))
+    put_set(home, "x", scene_keys(80), {0: x})
+    put_set(home, "y", scene_keys(80), {0: y})
+    put_set(home, "z", scene_keys(70), {0: noise[:70]})
+    one, gap = score_sets(home, asked(against="z"))
+    assert one["n"] == gap["n"] == 70
+    assert gap["value"] == pytest.approx(mutual_knn(x[:70], y[:70], k=5) - mutual_knn(noise[:70], y[:70], k=5))
+    assert gap["difference"] == ["x", "z"] and 0 < gap["low"] < gap["value"] < gap["high"]
+    assert len(list_alignments(home)) == 1
+    same = score_sets(home, asked(against="x", metrics=("mutual_knn", "unbiased_cka")))[2:]
+    assert [(row["value"], row["low"], row["high"]) for row in same] == [(0, 0, 0)] * 2
+
+
+def test_earlier_moments_of_the_run_stand_beside_its_score(home: Home) -> None:
+    x, y = related(0, 50, 6, 5)
+    g = np.random.default_rng(5)
+    facts = {"run_id": "r1", "dataset": "d", "version": "1", "split": "test"}
+    put_set(home, "last", scene_keys(50), {0: x}, model="run:r1", **facts)
+    weak, weaker = (x + s * g.normal(size=x.shape) for s in (1, 4))
+    put_set(home, "e1", scene_keys(50), {0: weak}, model="run:r1@epoch-001", **facts)
+    put_set(home, "e0", scene_keys(50), {0: weaker}, model="run:r1@untrained", **facts)
+    put_set(home, "other", scene_keys(50), {0: x}, model="run:r1@untrained", **{**facts, "split": "val"})
+    put_set(home, "y", scene_keys(50), {0: y})
+    (row,) = score_sets(home, asked(left="last"))
+    assert row["untrained_value"] == pytest.approx(mutual_knn(weaker.astype(np.float32), y, k=5))
+    assert row["first_epoch_value"] == pytest.approx(mutual_knn(weak.astype(np.float32), y, k=5))
+    (turned,) = score_sets(home, asked(left="y", right="last"))
+    assert turned["untrained_value"] == row["untrained_value"]
+
+
+def test_layers_are_searched_by_huh2024_only_and_can_be_named(home: Home) -> None:
+    x, y = related(0, 50, 6, 5)
+    noise = np.random.default_rng(1).normal(size=x.shape)
+    put_set(home, "x", scene_keys(50), {3: x, 7: noise})
+    put_set(home, "y", scene_keys(50), {0: y})
+    assert score_sets(home, asked())[0]["layers"] == [7, 0]
+    assert score_sets(home, asked(left_layer=3))[0]["value"] == pytest.approx(mutual_knn(x, y, k=5))
+    (best,) = score_sets(home, asked(protocol=ProtocolConfig(name="huh2024")))
+    assert best["layers"] == [3, 0] and "best of all pairs of layers" in best["selection"]
+    with pytest.raises(InputError, match="no layer 4"):
+        score_sets(home, asked(left_layer=4))
+
+
+def test_a_key_file_restricts_the_scenes_and_is_named_in_the_row(home: Home, tmp_path: Path) -> None:
+    x, y = related(0, 50, 6, 5)
+    put_set(home, "x", scene_keys(50), {0: x})
+    put_set(home, "y", scene_keys(50), {0: y})
+    (tmp_path / "keys").write_text("\n".join(key for key, _ in scene_keys(20)) + "\nnowhere\n")
+    (row,) = score_sets(home, asked(keys=str(tmp_path / "keys")))
+    assert row["n"] == 20 and row["value"] == pytest.approx(mutual_knn(x[:20], y[:20], k=5))
+    assert "key file" in row["selection"]
+    score_sets(home, asked())
+    assert len(list_alignments(home)) == 2
+    (tmp_path / "keys").write_text("nowhere")
+    with pytest.raises(InputError, match="0 of the 1 scenes"):
+        score_sets(home, asked(keys=str(tmp_path / "keys")))
+
+
+def test_f24_a_collapsed_set_raises_an_alarm(home: Home) -> None:
+    x, y = related(0, 50, 6, 5)
+    put_set(home, "x", scene_keys(50), {0: np.ones_like(x)})
+    put_set(home, "y", scene_keys(50), {0: y})
+    (row,) = score_sets(home, asked())
+    assert row["ties"] == 1.0 and row["p_value"] > 0.05 and row["calibrated"] < 0.1
+    assert any("collapsed" in alarm for alarm in row["alarms"])
+    put_set(home, "w", scene_keys(50), {0: np.ones_like(y)})
+    assert score_sets(home, asked(right="w"))[0]["value"] == 0

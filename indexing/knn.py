@@ -173,7 +173,7 @@ def _search_batch(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
     # One more than wanted: the own row usually takes a place.
     least = plan.wanted + int(excluded_M.max() >= 0)
-    proposed = proposals.propose(queries, base, rows_M, least + plan.margin, plan.tiles)
+    proposed = proposals.propose(queries, base, rows_M, least + plan.margin, plan.tiles, plan.threads)
     ids_MC = _worth_a_score(proposed, least, error_bound(base.dims))
     ids_MC[ids_MC == excluded_M[:, None]] = -1
     scores_MC = cosines(queries, base, rows_M, ids_MC, plan.threads)

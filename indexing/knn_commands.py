@@ -29,6 +29,7 @@ def knn(
     layer: Annotated[int | None, typer.Option(help="Layer of both sets; default: the last.")] = None,
     shards: Annotated[int, typer.Option(help="Parts of the set, searched on as many workers.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or gpu; the answer is the same.")] = "auto",
+    memory: Annotated[str, typer.Option(help="Tiles of both sets in float32.")] = "256MiB",
     gpu_memory: Annotated[str, typer.Option(help="Buffers on the GPU.")] = "1GB",
     out: Annotated[str | None, typer.Option(help="Parquet file or URL to write.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -51,7 +52,11 @@ def knn(
         k=k,
         layer=layer,
         shards=shards,
-        options=KnnOptions(device=device, gpu_memory_bytes=read_bytes_option(gpu_memory, "--gpu-memory")),  # type: ignore[arg-type]
+        options=KnnOptions(
+            device=device,  # type: ignore[arg-type]
+            memory_bytes=read_bytes_option(memory, "--memory"),
+            gpu_memory_bytes=read_bytes_option(gpu_memory, "--gpu-memory"),
+        ),
     )
     table = _answer(where, request, address, num_cpus)
     if out is not None:

@@ -1,15 +1,12 @@
 """Neighbours between embedding sets, by key: what `goodviews knn` computes and writes.
 
-Owns: which sets may be compared, the step from row numbers to keys. Does not own: the search (`indexing.knn`).
+Owns: the step from row numbers to keys. Does not own: the search (`indexing.knn`), which sets may be compared (`indexing.spaces`).
 Invariant: neighbours are named by (scene_key, item), never by position.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +16,11 @@ from catalog import embeddings
 from catalog.embeddings import EmbeddingRecord
 from indexing.knn import KnnOptions, Neighbours, exact_knn
 from indexing.sharding import sharded_knn
+from indexing.spaces import check_same_space
 from infra import storage
-from infra.errors import InputError, UsageError
+from infra.errors import UsageError
 from infra.home import Home
 from infra.session import Workers
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,30 +74,6 @@ def neighbour_table(home: Home, request: KnnRequest, workers: Workers | None) ->
         n_undefined=found.n_undefined,
         tie_rate=found.tie_rate,
     )
-
-
-def check_same_space(base: EmbeddingRecord, queries: EmbeddingRecord) -> None:
-    """Raises InputError when the two sets are known to be of different spaces."""
-    one, two = _space(base), _space(queries)
-    if one is None or two is None:
-        if base.model != queries.model:
-            _log.warning(
-                "Whether %r and %r are of one space is not known, since an import does not say which model made it.",
-                base.name,
-                queries.name,
-            )
-    elif one != two:
-        differ = " and ".join(name for name in one if one[name] != two[name])
-        message = f"{base.name!r} ({base.model}) and {queries.name!r} ({queries.model}) differ in {differ}, so a cosine between them means nothing. Embed both with one model, or fit a map with `goodviews rotate`."
-        raise InputError(message)
-
-
-def _space(record: EmbeddingRecord) -> Mapping[str, Any] | None:
-    content = record.config.get("content", {})
-    if "weights" not in content:
-        return None
-    # The first and last layer of a model may have as many dims, and its towers too.
-    return {"weights": content["weights"], "pooling": record.pooling, "modality": content["facts"]["modality"]}
 
 
 def by_key(found: Neighbours, keys: pa.Table, asked: pa.Table) -> pa.Table:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -48,16 +49,23 @@ class Proposals:
     bound_M: npt.NDArray[np.float32]
 
 
-def propose(queries: Rows, base: Rows, rows_M: npt.NDArray[np.int64], c: int, tiles: Tiles) -> Proposals:
+def propose(
+    queries: Rows,
+    base: Rows,
+    rows_M: npt.NDArray[np.int64],
+    c: int,
+    tiles: Tiles,
+    threads: Executor | None = None,
+) -> Proposals:
     """The c rows of the base with the largest float32 products, for each of the queries `rows_M` (ascending, adjacent)."""
     search = _gpu_search(tiles.gpu_bytes) if tiles.on_gpu else _cpu_search
-    unit_MD = queries.unit(int(rows_M[0]), int(rows_M[-1]) + 1)
+    unit_MD = queries.unit(int(rows_M[0]), int(rows_M[-1]) + 1, threads)
     best = Proposals(
         ids_MC=np.empty((len(rows_M), 0), np.int64),
         products_MC=np.empty((len(rows_M), 0), np.float32),
         bound_M=np.full(len(rows_M), -np.inf, np.float32),
     )
-    for ids_B, unit_BD in unit_tiles(base, tiles.base_rows):
+    for ids_B, unit_BD in unit_tiles(base, tiles.base_rows, threads):
         per_tile = min(c, len(ids_B), tiles.max_k or c)
         products_MC, places_MC = search(unit_MD, unit_BD, per_tile)
         bound_M = products_MC[:, -1] if per_tile < len(ids_B) else np.float32(-np.inf)
@@ -65,13 +73,15 @@ def propose(queries: Rows, base: Rows, rows_M: npt.NDArray[np.int64], c: int, ti
     return best
 
 
-def unit_tiles(base: Rows, tile_rows: int) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
+def unit_tiles(
+    base: Rows, tile_rows: int, threads: Executor | None = None
+) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
     """(row numbers, unit rows) of tile after tile in ascending order, without the undefined rows; never an empty one."""
     for start in range(0, len(base), tile_rows):
         stop = min(start + tile_rows, len(base))
         defined_B = np.flatnonzero(base.norms_N[start:stop])
         if len(defined_B):
-            unit_BD = base.unit(start, stop)
+            unit_BD = base.unit(start, stop, threads)
             yield defined_B + start, unit_BD if len(defined_B) == stop - start else unit_BD[defined_B]
 
 

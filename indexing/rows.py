@@ -14,13 +14,16 @@ N, M: rows. D: dimensions. B: rows of a block. C: candidates a query.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from infra.errors import InputError
+
+Block = TypeVar("Block")
 
 BLOCK_BYTES: Final = 1 << 20
 "Of float64 temporaries: a block that stays in the processor's cache is 3 times as fast as one that does not."
@@ -83,14 +86,18 @@ class Rows:
         """Number of zero rows: they have no direction, so no neighbours, and are nobody's."""
         return len(self) - int(np.count_nonzero(self.norms_N))
 
-    def unit(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+    def unit(self, start: int, stop: int, threads: Executor | None = None) -> npt.NDArray[np.float32]:
         """Rows [start, stop) divided by their length, as contiguous float32; undefined rows stay zero."""
         unit_BD = np.empty((stop - start, self.dims), np.float32)
         norms_N = self.norms_N
-        for low, high in self._blocks(start, stop):
+
+        def fill(block: tuple[int, int]) -> None:
+            low, high = block
             length_B = norms_N[low:high]
             x_BD = _double(self.x_ND[low:high])
             unit_BD[low - start : high - start] = x_BD / np.where(length_B > 0, length_B, 1)[:, None]
+
+        _each(fill, self._blocks(start, stop), threads)
         return unit_BD
 
     def gather(self, rows_B: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -140,10 +147,13 @@ def cosines(
         np.divide(np.add.reduce(found_BCD, axis=-1), length_BC, out=length_BC, where=known)
         scores_MC[part][known] = length_BC[known].astype(np.float32)
 
-    starts = range(0, len(rows_M), step)
-    for _ in threads.map(fill, starts) if threads is not None else map(fill, starts):
-        pass
+    _each(fill, range(0, len(rows_M), step), threads)
     return scores_MC
+
+
+def _each(function: Callable[[Block], None], blocks: Iterable[Block], threads: Executor | None) -> None:
+    for _ in threads.map(function, blocks) if threads is not None else map(function, blocks):
+        pass
 
 
 def _as_table(values: Any, name: str) -> npt.NDArray[Any]:

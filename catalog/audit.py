@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import orjson
 
-from catalog import database, lake, schema
+from catalog import database, embeddings, lake, schema
 from catalog.commit import registered_files, shard_differences, version_urls
 from catalog.lake import Lake
 from catalog.manifest import JobRecord, Manifest, ShardFile
@@ -53,7 +53,7 @@ class Audit:
 
 
 def verify(home: Home, *, dataset: str | None = None, quick: bool = False) -> Audit:
-    """Compare files, manifests and catalog of all versions, or of one dataset's; `quick` compares sizes, not hashes."""
+    """Compare files, manifests and catalog of all versions and embedding sets, or of one dataset's versions; `quick` compares sizes, not hashes."""
     # Disk before catalog: what is committed in between is then in both.
     found, problems = _versions_on_disk(home, dataset)
     if dataset is not None and not found and not problems:
@@ -65,7 +65,49 @@ def verify(home: Home, *, dataset: str | None = None, quick: bool = False) -> Au
         count, total, wrong = _check_files(version, finished=finished, quick=quick)
         files, size, problems = files + count, size + total, problems + wrong
     problems += _check_catalog(home, [version for version, finished in found if finished], dataset)
+    if dataset is None:
+        problems += _check_sets(home, quick=quick)
     return Audit(versions=len(found), files=files, bytes=size, problems=problems)
+
+
+def _check_sets(home: Home, *, quick: bool) -> Iterator[Problem]:
+    try:
+        for embedding_id, path, detail in _set_problems(home, quick=quick):
+            yield Problem(dataset="embeddings", version=embedding_id, path=path, detail=detail)
+    except (lake.DatabaseError, IntegrityError):
+        return  # the catalog cannot be read, which `_check_catalog` has said
+
+
+def _set_problems(home: Home, *, quick: bool) -> Iterator[tuple[str, str, str]]:
+    """(id, file or table, sentence) of what is wrong with the published sets; `quick` compares sizes, not hashes."""
+    ids = embeddings.set_ids(home)
+    try:
+        with lake.reading(home) as reader:
+            counts = dict(reader.rows("SELECT embedding_id, count(*) FROM main.embeddings GROUP BY ALL"))
+    except InputError:
+        counts = {}
+    for embedding_id in sorted({*ids, *counts}):
+        if counts.get(embedding_id, 0) != 1 or embedding_id not in ids:
+            there = "a manifest" if embedding_id in ids else "no manifest"
+            detail = f"the catalog has {counts.get(embedding_id, 0)} rows for this set, and its folder has {there}. Rerun `goodviews embed`, or `goodviews catalog rebuild`."
+            yield embedding_id, "main.embeddings", detail
+        if embedding_id in ids:
+            for path, detail in _set_file_problems(home, embedding_id, quick=quick):
+                yield embedding_id, path, detail
+
+
+def _set_file_problems(home: Home, embedding_id: str, *, quick: bool) -> Iterator[tuple[str, str]]:
+    try:
+        record = embeddings.read_record(home, embedding_id)
+    except IntegrityError as error:
+        yield embeddings.MANIFEST, str(error)
+        return
+    for file in record.files:
+        url = embeddings.set_url(home, embedding_id, file.path)
+        if not storage.exists(url):
+            yield file.path, "it is missing; rerun `goodviews embed`."
+        elif storage.size(url) != file.bytes or not (quick or embeddings.is_whole(home, record, file)):
+            yield file.path, "it is not what its manifest says, so it was changed; rerun `goodviews embed`."
 
 
 def check_unique_keys(files: Sequence[str], *, dataset: str) -> None:

@@ -1,6 +1,6 @@
 """What no snapshot and no manifest names, found and, when asked, removed.
 
-Owns: the rule of what is garbage. Does not own: anything outside HOME/datasets, HOME/work, HOME/lake and the temporary
+Owns: the rule of what is garbage. Does not own: anything outside HOME/datasets, HOME/embeddings, HOME/work, HOME/lake and the temporary
 siblings of the catalog. Invariants: a file that a manifest, a job record or any snapshot names is never removed; a file
 that our layout does not know is somebody else's and stays; nothing younger than the grace period is touched, because a
 running job may be about to name it.
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from catalog import database, lake, schema
+from catalog import database, embeddings, lake, schema
 from catalog.lock import commit_lock
 from catalog.manifest import JobRecord
 from catalog.published import read_manifest
@@ -51,7 +51,7 @@ def collect(home: Home, *, delete: bool = False, older_than_hours: float = GRACE
     """
     young_s = older_than_hours * 3600
     left_alone: list[str] = []
-    found = [*_work(home, young_s), *_temporary(home), *_versions(home, left_alone)]
+    found = [*_work(home, young_s), *_temporary(home), *_versions(home, left_alone), *_sets(home, young_s, left_alone)]
     strays = list(_old_enough(found, young_s))
     with commit_lock(home):
         strays += _old_enough(_lake_files(home, left_alone), young_s)
@@ -91,10 +91,11 @@ def _work(home: Home, young_s: float) -> Iterator[tuple[str, str]]:
 
 
 def _temporary(home: Home) -> Iterator[tuple[str, str]]:
-    """Temporary siblings of atomic publication: below datasets and lake, and beside the catalog."""
+    """Temporary siblings of atomic publication: below datasets, embeddings and lake, and beside the catalog."""
     why = "temporary file of a write that was cut off"
     # Object stores have none: there an upload is there when it is complete.
-    for folder in () if storage.is_remote(home.url) else (home.datasets(), home.lake_data):
+    ours = (home.datasets(), home.lake_data, storage.join(home.url, "embeddings"))
+    for folder in () if storage.is_remote(home.url) else ours:
         for path in storage.list_files(folder):
             if path.endswith(storage.TEMPORARY_SUFFIX):
                 yield storage.join(folder, path), why
@@ -106,6 +107,24 @@ def _temporary(home: Home) -> Iterator[tuple[str, str]]:
         for name in storage.list_names(folder):
             if name.startswith(start) and name.endswith(endings):
                 yield storage.join(folder, name), why
+
+
+def _sets(home: Home, young_s: float, left_alone: list[str]) -> Iterator[tuple[str, str]]:
+    """Vectors that no manifest names. A set without one is a job that may still run, so its youngest file decides."""
+    for embedding_id in embeddings.set_ids(home, published=False):
+        folder = embeddings.set_url(home, embedding_id, "vectors")
+        urls = [storage.join(folder, path) for path in storage.list_files(folder) if path.endswith(".parquet")]
+        if not storage.exists(embeddings.set_url(home, embedding_id, embeddings.MANIFEST)):
+            if urls and min(map(_age_s, urls)) >= young_s:
+                yield from ((url, "its embedding set was never published") for url in urls)
+            continue
+        try:
+            record = embeddings.read_record(home, embedding_id)
+        except GoodviewsError as error:
+            left_alone.append(f"{folder}: {error}")
+            continue
+        named = {embeddings.set_url(home, embedding_id, file.path) for file in record.files}
+        yield from ((url, "its manifest does not name it") for url in urls if url not in named)
 
 
 def _versions(home: Home, left_alone: list[str]) -> Iterator[tuple[str, str]]:
@@ -186,7 +205,7 @@ def _lake_files(home: Home, left_alone: list[str]) -> Iterator[tuple[str, str]]:
 
 def _remove_empty_parents(home: Home, url: str) -> None:
     """Remove the folders above a removed file as far as they are empty; those of DuckLake are its own."""
-    roots = (home.datasets(), home.work())
+    roots = (home.datasets(), home.work(), storage.join(home.url, "embeddings"))
     folder = url.rpartition("/")[0]
     while not storage.is_remote(folder) and folder.startswith(tuple(root + "/" for root in roots)):
         try:

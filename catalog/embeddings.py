@@ -214,11 +214,16 @@ def _refuse_not_finite(vectors: Vectors, layer: int, keys: pa.Table, places: NDA
 # --- finding ------------------------------------------------------------------------------------------------------
 
 
+def set_ids(home: Home, *, published: bool = True) -> list[str]:
+    """Ids of the sets that have a manifest, or of all whose folder is there, sorted."""
+    names = storage.list_names(storage.join(home.url, "embeddings"))
+    ids = [name for name in names if ID_PATTERN.fullmatch(name)]
+    return [name for name in ids if not published or storage.exists(set_url(home, name, MANIFEST))]
+
+
 def list_sets(home: Home) -> list[EmbeddingRecord]:
     """All published sets, oldest first. Raises IntegrityError when a manifest is not one this release reads."""
-    folder = storage.join(home.url, "embeddings")
-    ids = [name for name in storage.list_names(folder) if ID_PATTERN.fullmatch(name)]
-    found = [read_record(home, name) for name in ids if storage.exists(set_url(home, name, MANIFEST))]
+    found = [read_record(home, name) for name in set_ids(home)]
     return sorted(found, key=lambda record: (record.created_at, record.embedding_id))
 
 

@@ -17,17 +17,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from catalog import database, lake, schema
+from catalog import database, embeddings, lake, schema
 from catalog.audit import read_current
 from catalog.commit import JobStats, commit_into, publish_current
 from catalog.lock import commit_lock
 from catalog.published import read_version
 from infra import storage
-from infra.errors import ConflictError, GoodviewsError, InputError, StorageError
+from infra.errors import ConflictError, GoodviewsError, InputError, IntegrityError, StorageError
 from infra.home import Home
 
 CARRIED: Final = ("runs", "metrics", "embeddings", "alignments")
-"Tables that no manifest holds."
+"Tables that no manifest of a dataset holds; embedding sets have manifests of their own."
 KEPT_SUFFIX: Final = ".before-rebuild"
 
 
@@ -102,7 +102,26 @@ def _fill(new: Home, home: Home, *, old: lake.Lake | None) -> Rebuilt:
             carried = sum(_carry(writer, old, table) for table in CARRIED) if old else 0
         except lake.DatabaseError as error:
             lost = database.scrub(home, str(error))
+        carried += _restore_sets(writer, home, notes)
     return Rebuilt(versions=len(versions), carried_rows=carried, lost=lost, notes=notes)
+
+
+def _restore_sets(writer: lake.Lake, home: Home, notes: list[str]) -> int:
+    """Rows of embedding sets that are published but that no old catalog brought; returns their number."""
+    known = {row[0] for row in writer.rows("SELECT embedding_id FROM main.embeddings")}
+    restored = 0
+    for embedding_id in embeddings.set_ids(home):
+        if embedding_id in known:
+            continue
+        try:
+            record = embeddings.read_record(home, embedding_id)
+        except IntegrityError as error:
+            notes.append(str(error))
+            continue
+        # Snapshots are numbered anew.
+        embeddings.insert(writer, dataclasses.replace(record, snapshot_id=None))
+        restored += 1
+    return restored
 
 
 def _finished(home: Home) -> Iterator[tuple[str, str]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,8 @@ import pyarrow as pa
 import pytest
 
 from catalog import embeddings, lake
+from catalog.audit import verify
+from catalog.collect import collect
 from catalog.embeddings import EmbeddingFile, EmbeddingRecord
 from catalog.rebuild import rebuild
 from infra.errors import InputError, IntegrityError
@@ -212,6 +216,53 @@ def test_a_rebuild_keeps_the_row_of_a_set(home: Home) -> None:
     assert rebuild(home).carried_rows == 1
     with lake.reading(home) as reader:
         assert reader.rows("SELECT embedding_id, snapshot_id FROM main.embeddings") == [(ID, None)]
+
+
+def test_a_rebuild_without_the_old_catalog_finds_the_sets_again(home: Home) -> None:
+    publish(home, [[0, 1, 2, 3, 4]], snapshot_id=3)
+    os.unlink(home.catalog)
+    assert rebuild(home).carried_rows == 1
+    with lake.reading(home) as reader:
+        assert reader.rows('SELECT embedding_id, "rows", snapshot_id FROM main.embeddings') == [(ID, 5, None)]
+
+
+def test_verify_names_what_is_wrong_with_a_set(home: Home) -> None:
+    record = publish(home, [[0, 1], [2, 3, 4]])
+    assert verify(home).problems == []
+    first, second = (Path(embeddings.set_url(home, ID, file.path)) for file in record.files)
+    changed = bytearray(first.read_bytes())
+    changed[10] ^= 1
+    first.write_bytes(changed)
+    assert verify(home, quick=True).problems == []
+    assert [(p.version, p.path) for p in verify(home).problems] == [(ID, record.files[0].path)]
+    second.unlink()
+    assert [p.path for p in verify(home, quick=True).problems] == [record.files[1].path]
+    shutil.rmtree(embeddings.set_url(home, ID))
+    (problem,) = verify(home).problems
+    assert (problem.path, problem.version) == ("main.embeddings", ID) and "no manifest" in problem.detail
+
+
+def test_gc_takes_what_no_manifest_names_once_its_job_is_silent(home: Home) -> None:
+    record = publish(home, [[0, 1, 2, 3, 4]])
+    stray = embeddings.set_url(home, ID, "vectors/00007.parquet")
+    running, ended = ("a" * 16, "b" * 16)
+    for embedding_id in (running, ended):
+        for number in (0, 1):
+            part = keys(["a"], [number])
+            embeddings.publish_vectors(home, embedding_id, number, part, {0: np.ones((1, 3), np.float16)})
+    Path(stray).write_bytes(b"x")
+    cut_off = embeddings.set_url(home, ID, "vectors/.00000.parquet.7-ab.goodviews-tmp")
+    Path(cut_off).write_bytes(b"x")
+    somebodys = embeddings.set_url(home, ID, "notes.txt")
+    Path(somebodys).write_bytes(b"x")
+    fresh = embeddings.set_url(home, running, "vectors/00001.parquet")
+    for path in Path(home.url, "embeddings").rglob("*"):
+        if path.is_file() and str(path) != fresh:
+            os.utime(path, (time.time() - 48 * 3600,) * 2)
+    found = {stray_file.url for stray_file in collect(home, delete=True).strays}
+    assert found == {stray, cut_off, *(embeddings.set_url(home, ended, f"vectors/0000{n}.parquet") for n in (0, 1))}
+    assert not os.path.exists(embeddings.set_url(home, ended)) and os.path.exists(fresh) and os.path.exists(somebodys)
+    np.testing.assert_array_equal(embeddings.read_layer(home, record, verify=True), LAYERS[3][SORTED])
 
 
 def test_the_id_depends_on_content_and_not_on_the_order_of_keys() -> None:

@@ -5,8 +5,12 @@ own: the formulas (`metrics`, `kernels`), protocols (`layers`), joining and reco
 Invariant: value, chance and interval belong to the same items, the same pair of layers and the same metric.
 
 Intervals: metrics over neighbours draw the items' contributions again. CKA, unbiased CKA and CKNNA weigh the items in the
-formula itself, SVCCA is computed anew; as that costs more, they take fewer draws (`Score.draws`). Under `huh2024` the pair
-of layers stays the chosen one. N items.
+formula itself, SVCCA is computed anew and its draws are centred on the value; as that costs more, they take fewer draws
+(`Score.draws`). Under `huh2024` the pair of layers stays the chosen one. N items.
+
+Coverage of 95 % intervals, measured over 400 worlds of 200 items (tests/experiments/interval_coverage.py): R@1 .97, CKA .96,
+unbiased CKA .96, CKNNA 1.00 (too wide), cycle .93, edit .91, LCS .87, mutual k-NN .84: with neighbours held fixed, the
+noise that an item adds to the lists of others is left out, and an interval of mutual k-NN is a quarter too narrow.
 """
 
 from __future__ import annotations
@@ -162,6 +166,9 @@ def _score(metric: str, left: Side, right: Side, config: AlignConfig) -> Scored:
     else:
         fewer = _fewer(metric, left.n, config.bootstrap)
         contributions_N, draws_B = None, bootstrap.weighted_values(grid.kernel(pair).weighted, left.n, fewer)
+        if metric == "svcca":
+            # Copies of an item correlate with themselves, which raises every draw; the spread is what is wanted.
+            draws_B += value - draws_B.mean() if len(draws_B) else 0
         interval, draws = bootstrap.interval_of(value, draws_B, fewer), fewer.draws
     with_lists = metric in NEIGHBOUR_METRICS or metric == "cknna"
     shuffled_mean = None if calibration is None else calibration.mean

@@ -93,30 +93,31 @@ class CKA:
     def weighted(self, weights_NB: Floats) -> Floats:
         """See `Kernel.weighted`; O(N^2 (D + E + B)) time in tiles of rows.
 
-        Biased: exactly the value of the table in which item i stands w_i times. Unbiased: the same with the kernel of an item
-        and its own copies counted as diagonal, because a copy of an item is no second item.
+        Copies of an item are no pair of items: their kernel stays out of the unbiased sums and enters the biased ones once a
+        copy, as a diagonal. Counted as pairs they would raise every draw, and the interval would miss its own value.
         """
         n, b = weights_NB.shape
-        products, totals = np.zeros((3, b)), np.zeros((2, b))
-        rows = np.zeros((3, b))
+        products, crossed, totals = np.zeros((3, b)), np.zeros((3, b)), np.zeros((2, b))
         for start in range(0, n, step := max(1, TILE_CELLS // n)):
             tile = slice(start, min(n, start + step))
-            kernels = [t[tile] @ t.T for t in (self._x_ND, self._y_NE)]
-            if self._unbiased:
-                for kernel in kernels:
-                    kernel[np.arange(len(kernel)), np.arange(n)[tile]] = 0
-            own_RB = weights_NB[tile]
-            sums = [kernel @ weights_NB for kernel in kernels]
+            own_RB, sums, kernels, diagonals = weights_NB[tile], [], [], []
+            for x in (self._x_ND, self._y_NE):
+                kernel = x[tile] @ x.T
+                rows = (np.arange(len(kernel)), np.arange(n)[tile])
+                diagonals.append(np.zeros((len(kernel), 1)) if self._unbiased else kernel[rows][:, None])
+                kernel[rows] = 0
+                kernels.append(kernel)
+                sums.append(kernel @ weights_NB + diagonals[-1])
             for place, (p, q) in enumerate(((0, 1), (0, 0), (1, 1))):
-                products[place] += (own_RB * ((kernels[p] * kernels[q]) @ weights_NB)).sum(axis=0)
-                rows[place] += (own_RB * sums[p] * sums[q]).sum(axis=0)
-            for place in (0, 1):
-                totals[place] += (own_RB * sums[place]).sum(axis=0)
-        pairs = np.stack([totals[0] * totals[1], totals[0] ** 2, totals[1] ** 2])
+                pairs = (kernels[p] * kernels[q]) @ weights_NB + diagonals[p] * diagonals[q]
+                products[place] += (own_RB * pairs).sum(axis=0)
+                crossed[place] += (own_RB * sums[p] * sums[q]).sum(axis=0)
+            totals += np.stack([(own_RB * part).sum(axis=0) for part in sums])
+        squares = np.stack([totals[0] * totals[1], totals[0] ** 2, totals[1] ** 2])
         if self._unbiased:
-            hsic = (products + pairs / ((n - 1) * (n - 2)) - 2 * rows / (n - 2)) / (n * (n - 3))
+            hsic = (products + squares / ((n - 1) * (n - 2)) - 2 * crossed / (n - 2)) / (n * (n - 3))
         else:
-            hsic = products - 2 * rows / n + pairs / n**2
+            hsic = products - 2 * crossed / n + squares / n**2
         return np.asarray(hsic[0] / (np.sqrt(np.maximum(hsic[1] * hsic[2], 0)) + EPSILON))
 
 

@@ -128,7 +128,9 @@ def random_rotation(dims_from: int, dims_to: int, seed: int) -> Floats:
 def ridge(x_ND: Floats, y_NE: Floats, alpha: float) -> Floats:
     """(X'X + alpha n s I)^-1 X'Y, s = tr(X'X) / (n D); for n < D by the equal dual form X'(XX' + alpha n s I)^-1 Y."""
     n, d = x_ND.shape
-    penalty = alpha * max(float(np.square(x_ND).sum()) / d, np.finfo(np.float64).tiny)
+    if not x_ND.any():
+        return np.zeros((d, y_NE.shape[1]))
+    penalty = alpha * float(np.square(x_ND).sum()) / d
     if n < d:
         return np.asarray(
             x_ND.T @ scipy.linalg.solve(x_ND @ x_ND.T + penalty * np.eye(n), y_NE, assume_a="pos"), np.float64

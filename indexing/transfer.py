@@ -26,7 +26,6 @@ from indexing.scoring import plain
 from infra.errors import InputError
 from infra.home import Home
 
-
 CONTROLS = ("random", "shuffled")
 
 

@@ -2,94 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
 
 import duckdb
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog import schema
-from catalog.commit import commit_version
-from catalog.manifest import JobRecord, Manifest
 from catalog.overlap import Overlap, Part, overlap
 from catalog.wording import PYTHON_FUNCTION, normal_form, sql_normal_form
-from infra import storage
 from infra.errors import InputError
 from infra.home import Home
-from tests.catalog.conftest import parquet
+from tests.catalog.datasets import put_dataset
 
-Scenes = dict[str, list[str]]
 Put = Callable[..., Part]
 
 
 @pytest.fixture
 def put(home: Home) -> Put:
-    """Publishes and commits a dataset of one split: {scene_key: captions}; a caption `role:text` has that role."""
-
-    def write(dataset: str, scenes: Scenes, split: str = "train", source: str = "table") -> Part:
-        version = "0123456789abcdef"
-        folder = home.datasets(dataset, version)
-        rows = [
-            {
-                "dataset": dataset,
-                "version": version,
-                "scene_key": key,
-                "split": split,
-                "captions": [
-                    {
-                        "index": i,
-                        "role": t.partition("/")[0] if "/" in t else "human",
-                        "text": t.rpartition("/")[2],
-                        "repaired": False,
-                    }
-                    for i, t in enumerate(texts)
-                ],
-                "images": [],
-                "source_id": f"id-{key}",
-                "source_uri": "in.json",
-                "source_row": i,
-            }
-            for i, (key, texts) in enumerate(sorted(scenes.items()))
-        ]
-        captions = sum(map(len, scenes.values()))
-        counts: dict[str, Any] = {
-            "scenes": len(scenes),
-            "captions": captions,
-            "texts_read": captions,
-            "texts_kept": captions,
-        }
-        histogram = {str(len(t)): sum(len(o) == len(t) for o in scenes.values()) for t in scenes.values()}
-        manifest = Manifest(
-            dataset=dataset,
-            version=version,
-            split=split,
-            shard=0,
-            seed=0,
-            rejects={},
-            repaired=0,
-            captions_per_scene=histogram,
-            bad_passes=0,
-            bad_repeats=0,
-            rows_digest="0" * 64,
-            files=[
-                parquet(folder, schema.scenes_path(split, 0), "scenes", rows),
-                parquet(folder, schema.rejects_path(0), "rejects", []),
-            ],
-            **counts,
-        )
-        name = schema.shard_name(split, 0)
-        storage.publish(storage.join(folder, f"manifests/{name}.json"), manifest.to_json())
-        content = {"source": source, "scenes_per_shard": 9}
-        job = JobRecord(
-            dataset=dataset, version=version, content=content, inputs=[], shards=[name], rejects={}, **counts
-        )
-        storage.publish(storage.join(folder, schema.JOB_PATH), job.to_json())
-        commit_version(home, dataset, version)
-        return Part(dataset=dataset, version=version, split=split)
-
-    return write
+    """`put_dataset` below the home of the test."""
+    return functools.partial(put_dataset, home)
 
 
 def found(seen: Overlap) -> dict[str, list[str]]:

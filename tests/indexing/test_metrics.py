@@ -294,7 +294,7 @@ def test_permuted_kernels_are_those_of_the_permuted_table() -> None:
         assert one.value(order) != pytest.approx(one.value(), abs=1e-3)
 
 
-def test_equal_weights_give_the_value_and_whole_weights_that_of_repeated_rows() -> None:
+def test_equal_weights_give_the_value_and_whole_weights_that_of_copied_rows() -> None:
     x, y = tables(5, 30)
     lists = neighbour_lists(x, k=6), neighbour_lists(y, k=6)
     weights = np.random.default_rng(1).multinomial(30, np.full(30, 1 / 30), size=3).T.astype(float)
@@ -308,17 +308,26 @@ def test_equal_weights_give_the_value_and_whole_weights_that_of_repeated_rows() 
         assert metric.weighted(np.ones((30, 2))) == pytest.approx([metric.value()] * 2, abs=1e-9)
     for b in range(3):
         rows = np.repeat(np.arange(30), weights[:, b].astype(int))
-        assert made[0].weighted(weights)[b] == pytest.approx(plain_cka(x[rows], y[rows], hsic_biased), abs=1e-9)
-        assert made[1].weighted(weights)[b] == pytest.approx(hsic_of_copies(x, y, rows), abs=1e-9)
+        assert made[0].weighted(weights)[b] == pytest.approx(cka_of_copies(x, y, rows, unbiased=False), abs=1e-9)
+        assert made[1].weighted(weights)[b] == pytest.approx(cka_of_copies(x, y, rows, unbiased=True), abs=1e-9)
         assert made[3].weighted(weights)[b] == pytest.approx(kernels.svcca(x[rows], y[rows]), abs=1e-9)
 
 
-def hsic_of_copies(x: Floats, y: Floats, rows: npt.NDArray[np.int64]) -> float:
-    """Unbiased CKA of centred kernels in which an item and its copies count as one diagonal."""
+def cka_of_copies(x: Floats, y: Floats, rows: npt.NDArray[np.int64], *, unbiased: bool) -> float:
+    """CKA of centred kernels of these rows in which an item and its other copies are no pair."""
     k, l = ((unit(t) - unit(t).mean(0))[rows] for t in (x, y))
     apart = rows[:, None] != rows[None, :]
+    if not unbiased:
+        np.fill_diagonal(apart, True)
     k, l = (t @ t.T * apart for t in (k, l))
-    return float(hsic_unbiased(k, l) / (np.sqrt(hsic_unbiased(k, k) * hsic_unbiased(l, l)) + 1e-6))
+    n = len(rows)
+
+    def hsic(p: Floats, q: Floats) -> float:
+        if unbiased:
+            return hsic_unbiased(p, q)
+        return float((p * q).sum() - 2 / n * (p.sum(1) * q.sum(1)).sum() + p.sum() * q.sum() / n**2)
+
+    return float(hsic(k, l) / (np.sqrt(hsic(k, k) * hsic(l, l)) + 1e-6))
 
 
 def test_lists_of_all_pairs_of_orders_have_the_right_lcs_and_edit_distance() -> None:

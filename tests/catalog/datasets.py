@@ -1,0 +1,76 @@
+"""Datasets made by hand and committed, so that a test knows every caption."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from catalog import schema
+from catalog.commit import commit_version
+from catalog.manifest import JobRecord, Manifest
+from catalog.overlap import Part
+from infra import storage
+from infra.home import Home
+from tests.catalog.conftest import parquet
+
+Scenes = dict[str, list[str]]
+
+
+def put_dataset(home: Home, dataset: str, scenes: Scenes, *, split: str = "train", source: str = "table") -> Part:
+    """Publish and commit a dataset of one split: {scene_key: captions}; a caption `role/text` has that role."""
+    version = "0123456789abcdef"
+    folder = home.datasets(dataset, version)
+    rows = [
+        {
+            "dataset": dataset,
+            "version": version,
+            "scene_key": key,
+            "split": split,
+            "captions": [
+                {
+                    "index": i,
+                    "role": t.partition("/")[0] if "/" in t else "human",
+                    "text": t.rpartition("/")[2],
+                    "repaired": False,
+                }
+                for i, t in enumerate(texts)
+            ],
+            "images": [],
+            "source_id": f"id-{key}",
+            "source_uri": "in.json",
+            "source_row": i,
+        }
+        for i, (key, texts) in enumerate(sorted(scenes.items()))
+    ]
+    captions = sum(map(len, scenes.values()))
+    counts: dict[str, Any] = {
+        "scenes": len(scenes),
+        "captions": captions,
+        "texts_read": captions,
+        "texts_kept": captions,
+    }
+    histogram = {str(len(t)): sum(len(o) == len(t) for o in scenes.values()) for t in scenes.values()}
+    manifest = Manifest(
+        dataset=dataset,
+        version=version,
+        split=split,
+        shard=0,
+        seed=0,
+        rejects={},
+        repaired=0,
+        captions_per_scene=histogram,
+        bad_passes=0,
+        bad_repeats=0,
+        rows_digest="0" * 64,
+        files=[
+            parquet(folder, schema.scenes_path(split, 0), "scenes", rows),
+            parquet(folder, schema.rejects_path(0), "rejects", []),
+        ],
+        **counts,
+    )
+    name = schema.shard_name(split, 0)
+    storage.publish(storage.join(folder, f"manifests/{name}.json"), manifest.to_json())
+    content = {"source": source, "scenes_per_shard": 9}
+    job = JobRecord(dataset=dataset, version=version, content=content, inputs=[], shards=[name], rejects={}, **counts)
+    storage.publish(storage.join(folder, schema.JOB_PATH), job.to_json())
+    commit_version(home, dataset, version)
+    return Part(dataset=dataset, version=version, split=split)

@@ -64,7 +64,8 @@ def running(command: list[str], log: Path, env: dict[str, str]) -> Iterator[subp
 
 def family(pid: int) -> list[psutil.Process]:
     with contextlib.suppress(psutil.Error):
-        return psutil.Process(pid).children(recursive=True)
+        children: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
+        return children
     return []
 
 

@@ -15,7 +15,7 @@ CPUS = 2
 
 def main() -> None:
     """Start, tell the address, wait for `lose`, tell that the node is gone, wait for the end of stdin."""
-    cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": CPUS, "include_dashboard": False})  # type: ignore[no-untyped-call]
+    cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": CPUS, "include_dashboard": False})
     try:
         second = cluster.add_node(num_cpus=CPUS)
         cluster.wait_for_nodes()

@@ -1,21 +1,25 @@
 """The effect on real captions: good views against bad views and next tokens, scored against frozen image features.
 
 Usage:
-  captions_effect.py prepare --data REAL_DATA --home HOME     multi30k without the scored photos, ingested
-  captions_effect.py score --data REAL_DATA ENCODER...        a JSON line for each encoder folder (`name=folder` names it)
-  captions_effect.py table LINES.jsonl                        mean and spread over seeds, by arm and moment
+  captions_effect.py prepare --data REAL_DATA --home HOME          multi30k without the scored photos; the photos; their features
+  captions_effect.py train --home HOME ARM SEED LR                 one arm of `tiny-cpu`, as run ARM-sSEED-lrLR
+  captions_effect.py score --home HOME RUN[@MOMENT]...             embed, align and rotate, all recorded in the catalog of HOME
+  captions_effect.py choose --home HOME                            learning rate of each arm by the score on the fit photos
+  captions_effect.py table --home HOME                             mean and spread over seeds, by arm and moment
 
+Everything goes through the commands of goodviews; this file only names their arguments and divides the photos.
 Text: captions of the 937 photos that Flickr8k and Flickr30k share. Images: EfficientNet-Lite0 features of the same photos.
-The photos are divided once, by hash: 500 to fit rotations and to choose learning rates on, 437 to be scored. Until the
-indexing stage exists, the metrics stand here, plainly; formulas as in Huh et al. 2024 (mutual k-NN, arXiv 2405.07987) and
-orthogonal Procrustes (Schoenemann 1966).
+The photos are divided once, by a seed: 500 to choose learning rates on, 437 that no choice has seen. Rotations are fitted
+on 500 photos and scored on the other 437, over 20 divisions.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import gzip
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -25,32 +29,58 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
 SPLITS = ("train", "val", "test_2016")
 N_FIT = 500
-N_RANDOM_SPLITS = 20
-K = 10
+FEATURES = "effnet"
+ARMS = ("good", "bad", "next-token")
+RUN = re.compile(r"(?P<arm>[a-z-]+)-s(?P<seed>\d+)-lr(?P<lr>[^@]+)(@(?P<moment>.+))?")
+COLUMNS = {
+    "mutual, mean of 5": ("mutual_knn", 437, "mean of the unit captions"),
+    "mutual, one caption": ("mutual_knn", 437, "one caption a scene"),
+    "mutual, 937 photos": ("mutual_knn", 937, "mean of the unit captions"),
+    "R@1, 20 divisions": ("recall@1", 437, "mean of the unit captions"),
+}
+"Heading: metric, scenes scored, and what the row's selection says of the captions."
 
 
 def main() -> None:
-    """Dispatch to prepare, score or table."""
+    """Dispatch to the verbs above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
-    verb = verbs.add_parser("prepare")
-    verb.add_argument("--data", type=Path, required=True)
-    verb.add_argument("--home", type=Path, required=True)
-    verb.set_defaults(run=lambda a: prepare(a.data, a.home))
-    verb = verbs.add_parser("score")
-    verb.add_argument("--data", type=Path, required=True)
-    verb.add_argument("encoders", nargs="+")
-    verb.set_defaults(run=lambda a: score_all(a.data, a.encoders))
-    verb = verbs.add_parser("table")
-    verb.add_argument("lines", type=Path)
-    verb.set_defaults(run=lambda a: print_table(a.lines))
+    for name, function in {
+        "prepare": prepare,
+        "train": train,
+        "score": score,
+        "choose": choose,
+        "table": table,
+    }.items():
+        verb = verbs.add_parser(name)
+        verb.add_argument("--home", type=Path, required=True)
+        verb.set_defaults(run=function)
+        if name == "prepare":
+            verb.add_argument("--data", type=Path, required=True)
+        elif name == "train":
+            verb.add_argument("arm", choices=ARMS)
+            verb.add_argument("seed")
+            verb.add_argument("lr")
+        elif name == "score":
+            verb.add_argument("runs", nargs="+")
     arguments = parser.parse_args()
     arguments.run(arguments)
+
+
+def goodviews(home: Path, *words: str) -> str:
+    """Run one command, show it, and return its standard output."""
+    print("$ goodviews", *words, file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "infra.cli", *words, "--home", str(home)]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def ask(home: Path, query: str) -> list[dict[str, Any]]:
+    """Rows of a query."""
+    found: list[dict[str, Any]] = json.loads(goodviews(home, "catalog", "sql", query, "--json"))
+    return found
 
 
 # --- data ---------------------------------------------------------------------------------------------------------
@@ -58,7 +88,7 @@ def main() -> None:
 
 def photo_ids(data: Path) -> list[str]:
     """Flickr id of each of the 1,000 photos, in the order of the features."""
-    with np.load(data / "features" / "flickr8k_1000_features.npz") as features:  # noqa: TID251  pickles stay refused
+    with np.load(data / "features" / "flickr8k_1000_features.npz", allow_pickle=False) as features:  # noqa: TID251
         return [str(name).split("_")[0] for name in features["files"]]
 
 
@@ -75,136 +105,117 @@ def multi30k(data: Path) -> dict[str, dict[str, list[str]]]:
     return found
 
 
-def prepare(data: Path, home: Path) -> None:
-    """Write multi30k without the scored photos into a temporary folder and ingest it as `multi30k`."""
-    scored = set(photo_ids(data))
+def prepare(arguments: argparse.Namespace) -> None:
+    """Ingest multi30k without the scored photos, the photos as `photos`, and import their features."""
+    data, home = arguments.data, arguments.home
+    scenes, ids = multi30k(data), photo_ids(data)
+    captions = {i: texts for split in scenes.values() for i, texts in split.items()}
+    kept = [i for i in ids if i in captions]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for split, scenes in multi30k(data).items():
-            kept = {i: captions for i, captions in scenes.items() if i not in scored}
-            print(f"{split}: {len(kept):,} scenes of {len(scenes):,}", file=sys.stderr)
-            (folder / f"{split}_images.txt").write_text("".join(f"{i}.jpg\n" for i in kept))
-            for k in range(5):
-                text = "".join(captions[k] + "\n" for captions in kept.values())
-                (folder / f"{split}.{k + 1}.en").write_text(text)
-        command = [sys.executable, "-m", "infra.cli", "ingest", "multi30k", "--input", str(folder), "--home", str(home)]
-        subprocess.run([*command, "--num-cpus", "0"], check=True)
+        _write_multi30k(folder / "train", scenes, set(kept))
+        goodviews(home, "ingest", "multi30k", "--input", str(folder / "train"), "--num-cpus", "0")
+        with (folder / "photos.csv").open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["id", "caption"])
+            rows.writerows((i, text) for i in kept for text in captions[i])
+        columns = ("source.text=caption:human", "source.id=id", "source.split=photos")
+        words = [word for text in columns for word in ("--set", text)]
+        source = ("--dataset", "photos", "--input", str(folder / "photos.csv"), "--num-cpus", "0")
+        goodviews(home, "ingest", "table", *source, *words)
+        with np.load(data / "features" / "flickr8k_1000_features.npz", allow_pickle=False) as features:  # noqa: TID251
+            vectors = features["effnet_lite0"][[row for row, i in enumerate(ids) if i in captions]]
+        np.savez(folder / "features.npz", keys=np.array(kept), vectors=vectors)
+        where = ("--dataset", "photos", "--split", "photos", "--of", "images")
+        goodviews(home, "embed", "import", str(folder / "features.npz"), "--name", FEATURES, *where)
+    order = np.random.default_rng(0).permutation(len(kept))
+    for part, rows_ in {"choosing": order[:N_FIT], "scored": order[N_FIT:]}.items():
+        (home / f"{part}.txt").write_text("".join(f"{kept[i]}\n" for i in rows_))
 
 
-def scored_set(data: Path) -> tuple[Floats, list[list[str]]]:
-    """Image features (937, 1280) and the five captions of the same photos."""
-    captions = {i: c for scenes in multi30k(data).values() for i, c in scenes.items()}
-    ids = photo_ids(data)
-    rows = [row for row, i in enumerate(ids) if i in captions]
-    with np.load(data / "features" / "flickr8k_1000_features.npz") as features:  # noqa: TID251  pickles stay refused
-        images = features["effnet_lite0"][rows].astype(np.float64)
-    return images, [captions[ids[row]] for row in rows]
+def _write_multi30k(folder: Path, scenes: dict[str, dict[str, list[str]]], left_out: set[str]) -> None:
+    folder.mkdir()
+    for split, captions in scenes.items():
+        kept = {i: texts for i, texts in captions.items() if i not in left_out}
+        print(f"{split}: {len(kept):,} scenes of {len(captions):,}", file=sys.stderr)
+        (folder / f"{split}_images.txt").write_text("".join(f"{i}.jpg\n" for i in kept))
+        for k in range(5):
+            (folder / f"{split}.{k + 1}.en").write_text("".join(texts[k] + "\n" for texts in kept.values()))
 
 
-# --- metrics ------------------------------------------------------------------------------------------------------
+# --- runs and scores ----------------------------------------------------------------------------------------------
 
 
-def unit(x_ND: Floats) -> Floats:
-    """Rows of length 1."""
-    return np.asarray(x_ND / np.maximum(np.linalg.norm(x_ND, axis=1, keepdims=True), 1e-12), np.float64)
+def train(arguments: argparse.Namespace) -> None:
+    """One run, on one thread of this process."""
+    arm, seed, lr = arguments.arm, arguments.seed, arguments.lr
+    run = ("--recipe", "tiny-cpu", "--arm", arm, "--seed", seed, "--run-id", f"{arm}-s{seed}-lr{lr}")
+    goodviews(arguments.home, "train", *run, "--set", f"optimizer.lr={lr}")
 
 
-def mutual_knn(x_ND: Floats, y_NE: Floats, k: int = K) -> float:
-    """Mean share of the k nearest neighbours by cosine, self left out; chance is k / (N - 1)."""
-    sets = []
-    for table in (x_ND, y_NE):
-        similarity = unit(table) @ unit(table).T
-        np.fill_diagonal(similarity, -np.inf)
-        sets.append(np.argsort(-similarity, axis=1, kind="stable")[:, :k])
-    both = [len(np.intersect1d(a, b)) for a, b in zip(*sets, strict=True)]
-    return float(np.mean(both) / k)
+def score(arguments: argparse.Namespace) -> None:
+    """Embed the captions of the photos with each encoder, then align and rotate against the image features."""
+    home = arguments.home
+    for run in arguments.runs:
+        words = ("--dataset", "photos", "--split", "photos", "--of", "captions", "--num-cpus", "0", "--name", run)
+        goodviews(home, "embed", "--model", f"run:{run}", *words)
+        for part in ("choosing", "scored"):
+            goodviews(home, "align", run, FEATURES, "--keys", str(home / f"{part}.txt"))
+        goodviews(home, "align", run, FEATURES, "--keys", str(home / "scored.txt"), "--captions", "hash")
+        goodviews(home, "align", run, FEATURES)
+        goodviews(home, "rotate", FEATURES, run, "--fit-pairs", str(N_FIT), "--splits", "20")
+
+        if "@" not in run:
+            rival = run.replace("good", "bad", 1)
+            if run.startswith("good-") and (home / "runs" / rival).exists():
+                goodviews(home, "align", run, FEATURES, "--against", rival, "--keys", str(home / "scored.txt"))
 
 
-def rotation_recall(x_ND: Floats, y_NE: Floats, fit: NDArray[np.int64], test: NDArray[np.int64]) -> float:
-    """R@1 of x -> y among the test rows after a rotation fitted on the fit rows; a tie counts against the model."""
-    x, y = (unit(table - table[fit].mean(0)) for table in (x_ND, y_NE))
-    u, _, vt = np.linalg.svd(x[fit].T @ y[fit], full_matrices=False)
-    scores = unit(x[test] @ (u @ vt)) @ y[test].T
-    ranks = (scores >= np.diag(scores)[:, None]).sum(1) - 1
-    return float((ranks < 1).mean())
+def choose(arguments: argparse.Namespace) -> None:
+    """The learning rate of each arm whose seed 0 has the highest mutual k-NN on the photos for choosing."""
+    query = f"SELECT left_name, value FROM alignments WHERE metric = 'mutual_knn' AND n = {N_FIT}"
+    found: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in ask(arguments.home, query):
+        run = RUN.fullmatch(row["left_name"])
+        if run and run["seed"] == "0" and run["moment"] is None:
+            found[run["arm"]][run["lr"]] = row["value"]
+    print(json.dumps({arm: {"chosen": max(tried, key=tried.__getitem__), **tried} for arm, tried in found.items()}))
 
 
-def score(images: Floats, captions: Floats) -> dict[str, float]:
-    """All numbers of one encoder. captions: (937, 5, D) vectors of single captions."""
-    n = len(images)
-    order = np.random.default_rng(0).permutation(n)
-    fit, test = order[:N_FIT], order[N_FIT:]
-    mean, one = (
-        unit(captions.reshape(-1, captions.shape[2])).reshape(captions.shape).mean(1),
-        captions[np.arange(n), np.arange(n) % 5],
-    )
-    splits = [np.random.default_rng(1 + s).permutation(n) for s in range(N_RANDOM_SPLITS)]
-    random = [rotation_recall(images, mean, s[:N_FIT], s[N_FIT:]) for s in splits]
-    return {
-        "fit_mutual_mean5": mutual_knn(images[fit], mean[fit]),
-        "mutual_mean5": mutual_knn(images[test], mean[test]),
-        "mutual_one": mutual_knn(images[test], one[test]),
-        "r1_mean5": rotation_recall(images, mean, fit, test),
-        "r1_one": rotation_recall(images, one, fit, test),
-        "all_mutual_mean5": mutual_knn(images, mean),
-        "all_mutual_one": mutual_knn(images, one),
-        "r1_20_splits": float(np.mean(random)),
-        "r1_shuffled": rotation_recall(images, mean[np.random.default_rng(9).permutation(n)], fit, test),
-    }
+def table(arguments: argparse.Namespace) -> None:
+    """Mean and standard deviation over seeds, for each arm, learning rate and moment."""
+    query = "SELECT left_name, right_name, metric, map, direction, n, selection, value FROM alignments"
+    groups: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in ask(arguments.home, query):
+        names = (row["left_name"], row["right_name"])
+        run = next((match for name in names if (match := RUN.fullmatch(name))), None)
+        heading = _heading(row)
+        if run is not None and heading is not None and FEATURES in names:
+            groups[run["arm"], run["lr"], run["moment"] or "last"][heading].append(row["value"])
+    print("| arm | lr | encoder | " + " | ".join(COLUMNS) + " |")
+    print("|---" * (3 + len(COLUMNS)) + "|")
+    for place, columns in sorted(groups.items()):
+        print("| " + " | ".join([*place, *(_cell(columns[heading]) for heading in COLUMNS)]) + " |")
 
 
-# --- encoders -----------------------------------------------------------------------------------------------------
+def _heading(row: dict[str, Any]) -> str | None:
+    if row["map"] not in ("none", "rotation") or row["direction"] not in (None, "left_to_right"):
+        return None
+    for heading, (metric, n, captions) in COLUMNS.items():
+        if (
+            (row["metric"], row["n"]) == (metric, n)
+            and captions in row["selection"]
+            and "multi" not in row["selection"]
+        ):
+            return heading
+    return None
 
 
-def embed(folder: str, texts: list[str]) -> Floats:
-    """Mean-pooled vectors (len(texts), D) of an exported encoder folder, as its users would load it."""
-    import torch
-    from transformers import AutoModel, AutoTokenizer
-
-    torch.set_num_threads(1)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModel.from_pretrained(folder, add_pooling_layer=False).eval()
-    order = np.argsort([len(t) for t in texts], kind="stable")
-    out: list[NDArray[Any]] = []
-    with torch.inference_mode():
-        for start in range(0, len(texts), 256):
-            batch = [texts[i] for i in order[start : start + 256]]
-            encoded = tokenizer(batch, padding=True, truncation=True, return_tensors="pt")
-            hidden = model(input_ids=encoded["input_ids"], attention_mask=encoded["attention_mask"]).last_hidden_state
-            mask = encoded["attention_mask"][:, :, None]
-            out.append(((hidden * mask).sum(1) / mask.sum(1)).double().numpy())
-    vectors = np.concatenate(out)
-    back = np.empty_like(vectors)
-    back[order] = vectors
-    return back
-
-
-def score_all(data: Path, encoders: list[str]) -> None:
-    """Print a JSON line for each encoder."""
-    images, captions = scored_set(data)
-    texts = [c for scene in captions for c in scene]
-    for word in encoders:
-        name, _, folder = word.rpartition("=")
-        vectors = embed(folder, texts).reshape(len(captions), 5, -1)
-        print(json.dumps({"name": name or folder, "n": len(images), **score(images, vectors)}), flush=True)
-
-
-def print_table(path: Path) -> None:
-    """Mean and range over seeds of names of the form ARM/MOMENT/seed-N."""
-    groups: dict[str, list[dict[str, float]]] = defaultdict(list)
-    for line in path.read_text().splitlines():
-        record = json.loads(line)
-        groups[record.pop("name").rpartition("/")[0]].append(record)
-    columns = ["mutual_mean5", "mutual_one", "r1_mean5", "r1_one", "r1_20_splits", "r1_shuffled"]
-    print("| arm / moment | seeds | " + " | ".join(columns) + " |")
-    print("|---" * (2 + len(columns)) + "|")
-    for name, records in sorted(groups.items()):
-        cells = []
-        for column in columns:
-            values = [r[column] for r in records]
-            spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            cells.append(f"{statistics.mean(values):.4f} +-{spread:.4f}")
-        print(f"| {name} | {len(records)} | " + " | ".join(cells) + " |")
+def _cell(values: list[float]) -> str:
+    if not values:
+        return ""
+    spread = f" +-{statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.4f}{spread} ({len(values)})"
 
 
 if __name__ == "__main__":

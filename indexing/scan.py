@@ -42,18 +42,36 @@ def scan(
     threshold_M = threshold_M.copy()
     # Each tile once for all blocks of queries: converting it may mean reading it from a disk.
     for ids_B, unit_BD in unit_tiles(base, BASE_BLOCK):
+        tile = _Tile(base, ids_B)
         for start in range(0, len(rows_M), QUERY_BLOCK):
             part = slice(start, start + QUERY_BLOCK)
             unit_QD = _unit(queries, rows_M[part])
             floor_Q = threshold_M[part] - np.float32(2 * error_bound(base.dims))
             near_QB = unit_QD @ unit_BD.T >= floor_Q[:, None]
             near_QB &= ids_B != excluded_M[part][:, None]
-            matters_B = near_QB.any(axis=0)
-            if matters_B.any():
-                scores_QB = _scores(queries, base, rows_M[part], ids_B[matters_B], near_QB[:, matters_B])
+            matters_B = np.flatnonzero(near_QB.any(axis=0))
+            if len(matters_B):
+                scores_QB = _scores(queries, tile, rows_M[part], matters_B, near_QB[:, matters_B])
                 _keep_best(ids_MK[part], scores_MK[part], ids_B[matters_B], scores_QB)
                 threshold_M[part] = np.maximum(threshold_M[part], scores_MK[part][:, -1])
     return ids_MK, scores_MK
+
+
+class _Tile:
+    """Rows of the base with the digests of those that were asked for."""
+
+    def __init__(self, base: Rows, ids_B: npt.NDArray[np.int64]) -> None:
+        self.base, self.ids_B = base, ids_B
+        self._digests_B = np.zeros(len(ids_B), "S16")
+        self._is_known_B = np.zeros(len(ids_B), np.bool_)
+
+    def digests(self, places_B: npt.NDArray[np.int64]) -> npt.NDArray[np.bytes_]:
+        """Equal for equal rows."""
+        missing = places_B[~self._is_known_B[places_B]]
+        for place, row in zip(missing, self.base.x_ND[self.ids_B[missing]], strict=True):
+            self._digests_B[place] = hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+        self._is_known_B[missing] = True
+        return self._digests_B[places_B]
 
 
 def _unit(queries: Rows, rows_Q: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
@@ -62,20 +80,20 @@ def _unit(queries: Rows, rows_Q: npt.NDArray[np.int64]) -> npt.NDArray[np.float3
 
 def _scores(
     queries: Rows,
-    base: Rows,
+    tile: _Tile,
     rows_Q: npt.NDArray[np.int64],
-    ids_B: npt.NDArray[np.int64],
+    places_B: npt.NDArray[np.int64],
     near_QB: npt.NDArray[np.bool_],
 ) -> npt.NDArray[np.float32]:
-    """scores_QB where near_QB, else -inf; each distinct row of the base is scored once a query."""
-    digests = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in base.x_ND[ids_B]]
-    _, first_U, distinct_B = np.unique(np.array(digests), return_index=True, return_inverse=True)
+    """scores_QB of rows of the tile where near_QB, else -inf; each distinct row is scored once a query."""
+    _, first_U, distinct_B = np.unique(tile.digests(places_B), return_index=True, return_inverse=True)
     wanted_QU = np.zeros((len(rows_Q), len(first_U)), np.bool_)
     pair_q, pair_b = np.nonzero(near_QB)
     wanted_QU[pair_q, distinct_B[pair_b]] = True
     pair_q, pair_u = np.nonzero(wanted_QU)
+    ids_U = tile.ids_B[places_B[first_U]]
     scores_QU = np.full(wanted_QU.shape, -np.inf, np.float32)
-    scores_QU[pair_q, pair_u] = cosines(queries, base, rows_Q[pair_q], ids_B[first_U[pair_u]][:, None])[:, 0]
+    scores_QU[pair_q, pair_u] = cosines(queries, tile.base, rows_Q[pair_q], ids_U[pair_u][:, None])[:, 0]
     return np.where(near_QB, scores_QU[:, distinct_B], np.float32(-np.inf))
 
 

@@ -1,8 +1,11 @@
 """Scenes for a text: embed it as the set was embedded, find the nearest rows, name their scenes with their captions.
 
+A set of pictures is searched through a map that was fitted between it and a set of texts.
+
 Owns: which sets a text may be asked of, the query's vector, the step from rows to scenes. Does not own: neighbours
 (`indexing.knn`, `indexing.ann`), models (`infra.encoders`), captions (the catalog).
-Invariant: a text is compared with vectors of its own space only: same weights, tokenizer, layer and pooling, told by digest.
+Invariant: a text is compared with vectors of its own space only (same weights, tokenizer, layer and pooling, told by digest), or
+through a map between exactly the two spaces.
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ import pyarrow as pa
 
 from catalog import embeddings, lake
 from catalog.embeddings import EmbeddingRecord
-from indexing import ann, indexes
+from indexing import ann, indexes, maps
 from indexing.indexes import IndexRecord
 from indexing.knn import exact_knn
 from indexing.rows import Rows
+from indexing.spaces import space_of
 from infra.errors import InputError, UsageError
 from infra.home import Home
 
@@ -52,6 +56,7 @@ class Answer:
     set_name: str
     layer: int
     index_id: str | None
+    map_id: str | None
     exact: bool
     scenes: tuple[Found, ...]
 
@@ -70,11 +75,18 @@ def find_target(home: Home, name_or_id: str) -> tuple[EmbeddingRecord, IndexReco
 
 
 def search_scenes(
-    home: Home, text: str, target: tuple[EmbeddingRecord, IndexRecord | None], *, k: int, layer: int | None = None
+    home: Home,
+    text: str,
+    target: tuple[EmbeddingRecord, IndexRecord | None],
+    *,
+    k: int,
+    layer: int | None = None,
+    map_id: str | None = None,
 ) -> Answer:
     """The k scenes nearest to a text, each once, by its best row.
 
-    layer: None takes the index's, else the set's last. Raises UsageError for k < 1 and for a layer the index is not of,
+    layer: None takes the index's, else the set's last. map_id: of a map between the set and one of texts, in any direction.
+    Raises UsageError for k < 1, a layer the index is not of, and an index with a map (it holds rows that are not mapped);
     InputError for a set that is not in the text's space and for a model whose files are not those of the set.
     """
     record, index = target
@@ -82,20 +94,24 @@ def search_scenes(
         raise UsageError(f"k is {k}, but must be 1 or more.")
     if index is not None and layer not in (None, index.layer):
         raise UsageError(f"Index {index.name!r} is of layer {index.layer}, not {layer}. Build one of that layer.")
+    if index is not None and map_id is not None:
+        raise UsageError(
+            f"Index {index.name!r} holds rows as they are, not mapped ones. Search in the set {record.name!r}."
+        )
     chosen = index.layer if index is not None else record.layers[-1] if layer is None else layer
-    query = Rows(embed_text(home, record, chosen, text), name="query")
     if index is not None:
         opened = indexes.open_index(home, index, vectors=record)
-        keys = opened.keys
+        keys, query = opened.keys, Rows(embed_text(home, record, chosen, text), name="query")
 
         def nearest(count: int) -> Ranked:
             places_MK, scores_MK = ann.search(opened.index, query, count)
             return places_MK[0], scores_MK[0]
     else:
-        keys, base_ND = embeddings.read_keys(home, record), embeddings.read_layer(home, record, chosen)
+        keys = embeddings.read_keys(home, record)
+        query_1D, base_ND = _vectors(home, text, record, chosen, map_id)
 
         def nearest(count: int) -> Ranked:
-            found = exact_knn(base_ND, k=count, queries_MD=query.x_ND)
+            found = exact_knn(base_ND, k=count, queries_MD=query_1D)
             return found.ids_MK[0], found.scores_MK[0]
 
     rows, scores = best_rows(keys["scene_key"].to_pylist(), nearest, k)
@@ -105,9 +121,38 @@ def search_scenes(
         set_name=record.name,
         layer=chosen,
         index_id=index.index_id if index is not None else None,
+        map_id=map_id,
         exact=index is None,
         scenes=_scenes(home, record, keys, rows, scores),
     )
+
+
+def _vectors(
+    home: Home, text: str, record: EmbeddingRecord, layer: int, map_id: str | None
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """The text (1, D) and the set's rows (N, D) in one space."""
+    if map_id is None:
+        return embed_text(home, record, layer, text), embeddings.read_layer(home, record, layer)
+    stored = maps.load_map(home, map_id)
+    left, right = (
+        embeddings.read_record(home, side["embedding_id"]) for side in (stored.record.left, stored.record.right)
+    )
+    base_ND = embeddings.read_layer(home, record, layer)
+    if _is_side(record, layer, right, stored.record.right):
+        query_1D = embed_text(home, left, stored.record.left["layer"], text)
+        return stored.fitted.map_rows(query_1D), stored.fitted.target_rows(base_ND)
+    if _is_side(record, layer, left, stored.record.left):
+        query_1D = embed_text(home, right, stored.record.right["layer"], text)
+        return stored.fitted.target_rows(query_1D), stored.fitted.map_rows(base_ND)
+    message = f"Map {map_id} is between {left.name!r} and {right.name!r}, and {record.name!r}, layer {layer}, is of the space of neither. Fit one with `goodviews rotate`."
+    raise InputError(message)
+
+
+def _is_side(record: EmbeddingRecord, layer: int, fitted_on: EmbeddingRecord, side: Mapping[str, Any]) -> bool:
+    is_same = record.embedding_id == fitted_on.embedding_id or (
+        space_of(record) is not None and space_of(record) == space_of(fitted_on)
+    )
+    return is_same and bool(side["layer"] == layer)
 
 
 def embed_text(home: Home, record: EmbeddingRecord, layer: int, text: str) -> npt.NDArray[np.float32]:
@@ -137,7 +182,7 @@ def text_facts(record: EmbeddingRecord) -> Mapping[str, Any]:
         message = f"Embedding set {record.name!r} was imported ({record.model}), so there is no model here to embed a text with. Search in a set made by `goodviews embed`."
         raise InputError(message)
     if record.observation not in TEXT_OBSERVATIONS or facts["modality"] != "text":
-        message = f"Embedding set {record.name!r} holds {record.observation} of {record.model}, and a text has no place in that space. Search in a set of captions or scenes."
+        message = f"Embedding set {record.name!r} holds {record.observation} of {record.model}, and a text has no place in that space. Search in a set of captions or scenes, or through a map (`--map`) that was fitted between texts and it."
         raise InputError(message)
     return dict(facts)
 

@@ -21,6 +21,7 @@ def search(
     in_: Annotated[str, typer.Option("--in", help="Name or id of an embedding set of texts, or of an index.")],
     k: Annotated[int, typer.Option(help="Scenes to find.")] = 10,
     layer: Annotated[int | None, typer.Option(help="Layer of the set; default: the last.")] = None,
+    map_: Annotated[str | None, typer.Option("--map", help="Map between texts and the set, by `rotate`.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     home: Annotated[str | None, typer.Option(help="Folder or URL of embeddings [env GOODVIEWS_HOME].")] = None,
     catalog: Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")] = None,
@@ -30,7 +31,7 @@ def search(
     from infra.home import resolve
 
     where = resolve(home, catalog)
-    answer = search_scenes(where, text, find_target(where, in_), k=k, layer=layer)
+    answer = search_scenes(where, text, find_target(where, in_), k=k, layer=layer, map_id=map_)
     if json:
         import orjson
 

@@ -13,9 +13,10 @@ import pytest
 
 from catalog import embeddings
 from catalog.embeddings import EmbeddingRecord
-from indexing import search
+from indexing import maps, search
 from indexing.index_commands import read_bytes_option
 from indexing.knn import exact_knn
+from indexing.rotation import FittedMap, MapConfig
 from infra.cli import run as goodviews
 from infra.errors import InputError, UsageError
 from infra.home import Home, resolve
@@ -209,6 +210,52 @@ def test_a_text_is_refused_where_it_has_no_place(world: tuple[Home, EmbeddingRec
     for words, k, error in (("  ", 2, "text is empty"), ("a ball", 0, "k is 0")):
         with pytest.raises(UsageError, match=error):
             search.search_scenes(home, words, (record, None), k=k)
+
+
+@pytest.mark.parametrize("direction", ["texts to pictures", "pictures to texts"])
+def test_a_map_leads_a_text_to_pictures(world: tuple[Home, EmbeddingRecord], direction: str) -> None:
+    home, texts = world
+    keys, x = embeddings.read_keys(home, texts), embeddings.read_layer(home, texts, 2).astype(np.float64)
+    # Pictures are the captions' vectors turned by an orthogonal matrix, so the true map finds each again.
+    turn = np.linalg.qr(np.random.default_rng(0).standard_normal((16, 16)))[0]
+    pictures = vector_sets.publish(
+        home,
+        x @ turn,
+        keys=keys["scene_key"].to_pylist(),
+        items=keys["item"].to_pylist(),
+        name="turned",
+        observation="images",
+        model="eye",
+        dataset="toy",
+        version=texts.version,
+    )
+    left, right, w = (texts, pictures, turn) if direction == "texts to pictures" else (pictures, texts, turn.T)
+    fitted = FittedMap(config=MapConfig(), x_mean_D=np.zeros(16), y_mean_E=np.zeros(16), weights={"w": w})
+    record = maps.MapRecord(
+        map_id="0123456789abcdef" if left is texts else "fedcba9876543210",
+        kind="rotation",
+        config=dataclasses.asdict(MapConfig()),
+        left={"embedding_id": left.embedding_id, "layer": left.layers[-1]},
+        right={"embedding_id": right.embedding_id, "layer": right.layers[-1]},
+        dataset="toy",
+        version=texts.version,
+        split="train",
+        pairs=30,
+        rule="",
+        facts={},
+        code_version="",
+        created_at=0.0,
+        files={},
+    )
+    maps.save_map(home, record, fitted, fitted, np.array([], object), maps.PICKS.empty_table())
+    with pytest.raises(InputError, match="has no place in that space|was imported"):
+        search.search_scenes(home, "a ball", (pictures, None), k=2)
+    by_map = search.search_scenes(home, "a ball", (pictures, None), k=30, map_id=record.map_id)
+    plain = search.search_scenes(home, "a ball", (texts, None), k=30)
+    assert [s.scene_key for s in by_map.scenes] == [s.scene_key for s in plain.scenes]
+    np.testing.assert_allclose([s.score for s in by_map.scenes], [s.score for s in plain.scenes], atol=1e-3)
+    with pytest.raises(InputError, match="is of the space of neither"):
+        search.search_scenes(home, "a ball", (texts, None), k=2, layer=0, map_id=record.map_id)
 
 
 def test_f1_each_scene_stands_once_and_absent_places_are_no_rows() -> None:

@@ -38,5 +38,5 @@ check: $(STAMP) ## format, lint, types, import contracts, contract tests
 	$(BIN)/python -m pytest -q tests/contracts
 
 bench: $(STAMP) ## every claim of speed beside its peer, in one run, as a ratio
-	@for script in ingest stream step sigreg; do \
+	@for script in ingest stream step sigreg knn embed; do \
 		echo "== bench_$$script"; $(BIN)/python tests/bench/bench_$$script.py || exit 1; done

@@ -1,4 +1,4 @@
-"""Measure this project on a GPU machine: agreement with the CPU, speed, and a training as long as it is given.
+"""Measure this project on a GPU machine: agreement with the CPU, exact neighbours, speed, a training as long as it is given.
 
     .venv/bin/python -m infra.gpu.measure --home HOME --minutes 30 --out DIR
 
@@ -110,6 +110,15 @@ def agreement(work: Measurements) -> dict[str, Any]:
     return found | ({"failed": f"bounds broken: {found['broken']}"} if found["broken"] else {})
 
 
+def neighbours(work: Measurements) -> dict[str, Any]:
+    """Exact k-NN: equal on CPU and GPU, its time for a million rows, and its share of the bare matrix product."""
+    command = [sys.executable, str(REPOSITORY / "tests/bench/gpu_knn.py"), "--device", work.device]
+    if work.is_rehearsal:
+        command += ["--rows", "2000", "--timed-rows", "5000"]
+    found: dict[str, Any] = json.loads(_run(command, may_fail=True))
+    return found | ({} if found["equality"]["equal"] else {"failed": "CPU and GPU give other neighbours"})
+
+
 def speed(work: Measurements) -> dict[str, Any]:
     """Two epochs of flickr-33m; the first fills the token cache, so what is told is the last log point."""
     _ingest(work)
@@ -137,6 +146,7 @@ def training(work: Measurements) -> dict[str, Any]:
 STEPS: Final[dict[str, Callable[[Measurements], dict[str, Any]]]] = {
     "machine": machine,
     "agreement": agreement,
+    "neighbours": neighbours,
     "speed": speed,
     "compiled": compiled,
     "training": training,

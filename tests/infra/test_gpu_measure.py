@@ -11,12 +11,13 @@ from infra.gpu import measure
 
 
 def test_the_rehearsal_measures_agreement_and_speed(tmp_path: Path) -> None:
-    steps = ["machine", "agreement", "speed"]
+    steps = ["machine", "agreement", "neighbours", "speed"]
     words = ["--rehearse", "--home", str(tmp_path / "home"), "--out", str(tmp_path), "--only", *steps]
     assert measure.main(words) == 0
     found = json.loads((tmp_path / "measurements.json").read_text())
     assert list(found) == steps
     assert found["agreement"]["broken"] == [] and len(found["agreement"]["found"]) == 7
+    assert found["neighbours"]["equality"]["equal"] and found["neighbours"]["speed"]["rows"] == 5000
     assert found["speed"]["steps"] == 6 and found["speed"]["tokens_per_s"] > 0
     assert 0 <= found["speed"]["data_stall"] <= 1
 

@@ -84,6 +84,19 @@ def difference_interval(left_N: Floats, right_N: Floats, config: BootstrapConfig
     return _interval(float(left_N.mean() - right_N.mean()), left_B - right_B, config)
 
 
+def ratio_interval(tops_N: Floats, bottoms_N: Floats, config: BootstrapConfig) -> Interval:
+    """sum(tops) / sum(bottoms) with its interval: items that count for several, or not at all (a bottom of 0).
+
+    Raises ZeroDivisionError when all bottoms are 0.
+    """
+    total = float(bottoms_N.sum())
+    if total == 0:
+        raise ZeroDivisionError("No item counts, so there is no ratio.")
+    kept = np.flatnonzero(bottoms_N > 0)
+    tops_B, bottoms_B = resampled_means(np.stack([tops_N[kept], bottoms_N[kept]]), config)
+    return _interval(float(tops_N.sum()) / total, tops_B / bottoms_B, config)
+
+
 def weighted_values(statistic: Callable[[Floats], Floats], n: int, config: BootstrapConfig) -> Floats:
     """A statistic (B,) of drawn items for which a mean of contributions will not do.
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from catalog.alignments import AlignmentRow
 from indexing import maps
-from indexing.bootstrap import BootstrapConfig, difference_interval
+from indexing.bootstrap import BootstrapConfig, ratio_interval
 from indexing.joins import Joined, Keys
 from indexing.leakage import Leakage, Unknown
 from indexing.recall import Key, Measure, Queries
@@ -65,7 +65,7 @@ def rows_of(setting: Setting, trial: Trial) -> Iterator[AlignmentRow]:
             "divisions": setting.divisions,
             "spread_over_divisions": one.spread,
             "ties_at_random": one.expected,
-            "scenes_scored": None if one.contributions_S is None else int(np.isfinite(one.contributions_S).sum()),
+            "scenes_scored": int((one.counts_S > 0).sum()),
             "without_leaked": _without(setting.joined.keys_S, one, leaked),
             "leaked": leaked.reason if isinstance(leaked, Unknown) else leaked.counts,
             "facts": dict(trial.first.facts),
@@ -118,21 +118,21 @@ def alarms(one: Measure, trial: Trial) -> list[str]:
 
 def _without(keys_S: Keys, one: Measure, leaked: Leakage | Unknown) -> float | None:
     """Mean over the queries whose scene did not leak, among the same gallery."""
-    if isinstance(leaked, Unknown) or one.contributions_S is None:
+    if isinstance(leaked, Unknown) or one.hits_S is None:
         return None
-    kept = np.array([key not in leaked.leaked for key in keys_S]) & np.isfinite(one.contributions_S)
-    return float(one.contributions_S[kept].mean()) if kept.any() else None
+    kept = np.array([key not in leaked.leaked for key in keys_S])
+    counted = float(one.counts_S[kept].sum())
+    return float(one.hits_S[kept].sum()) / counted if counted else None
 
 
 def differences(main: Trial, rival: Trial, names: tuple[str, str], config: BootstrapConfig) -> Iterator[dict[str, Any]]:
     """Recalls of one system minus those of another, fitted and scored on the same scenes, with paired intervals."""
     for a, b in zip(main.measures, rival.measures, strict=False):
-        if a.contributions_S is None or b.contributions_S is None:
+        if a.hits_S is None or b.hits_S is None:
             continue
         if (a.protocol, a.direction, a.metric) != (b.protocol, b.direction, b.metric):
             continue
-        known = np.isfinite(a.contributions_S)
-        found = difference_interval(a.contributions_S[known], b.contributions_S[known], config)
+        found = ratio_interval(a.hits_S - b.hits_S, a.counts_S, config)
         yield {
             "metric": a.metric,
             "value": found.value,

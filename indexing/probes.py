@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from indexing.bootstrap import BootstrapConfig, Interval, interval_of, mean_interval, weighted_values
+from indexing.bootstrap import BootstrapConfig, Interval, mean_interval, ratio_interval
 from indexing.knn import exact_knn
 from infra.errors import InputError, UsageError
 
@@ -158,6 +158,5 @@ def _knn(x: npt.NDArray[np.generic], codes_N: Ids, train: Ids, test: Ids, k: int
 def _by_scene(hits_N: Floats, scenes: npt.NDArray[np.object_], config: ProbeConfig) -> Interval:
     """Accuracy over items with an interval over scenes: items of a scene are drawn together."""
     _, place_N = np.unique(scenes.astype(str), return_inverse=True)
-    sizes_S, hits_S = np.bincount(place_N).astype(np.float64), np.bincount(place_N, weights=hits_N)
-    draws_B = weighted_values(lambda w_SB: (hits_S @ w_SB) / (sizes_S @ w_SB), len(sizes_S), config.bootstrap)
-    return interval_of(float(hits_N.mean()), draws_B, config.bootstrap)
+    sizes_S, hits_S = np.bincount(place_N).astype(np.float64), np.bincount(place_N, weights=hits_N).astype(np.float64)
+    return ratio_interval(hits_S, sizes_S, config.bootstrap)

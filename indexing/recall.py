@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from indexing.bootstrap import BootstrapConfig, mean_interval
+from indexing.bootstrap import BootstrapConfig, ratio_interval
 from indexing.joins import Joined, Table
 from indexing.retrieval import Ranks, mean_by_label, rank
 from indexing.rotation import FittedMap
@@ -82,9 +82,10 @@ def _queries(asking: tuple[Floats, Ids, Ids], found: tuple[Floats, Ids, Ids]) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """One number over all divisions. contributions (S,): NaN for scenes that no division scored; None for the median.
+    """One number over all divisions.
 
-    value: mean over the scenes that were scored. spread: standard deviation over divisions, None for one. expected: the
+    hits (S,): sum of a scene's hits over the counts (S,) of divisions that scored it; None for the median. value: all hits
+    over all counts, which is the mean over divisions. spread: standard deviation over divisions, None for one. expected: the
     recall when ties are broken at random.
     """
 
@@ -100,7 +101,8 @@ class Measure:
     gallery: int
     spread: float | None
     expected: float | None
-    contributions_S: Floats | None
+    hits_S: Floats | None
+    counts_S: Floats
 
 
 class Tally:
@@ -140,8 +142,7 @@ class Tally:
         made = []
         for k in RECALLS:
             hits = self._hits[key, k]
-            shares_S = np.divide(hits, counts, out=np.full(len(hits), np.nan), where=counts > 0)
-            interval = mean_interval(shares_S[counts > 0], config)
+            interval = ratio_interval(hits, counts, config)
             each = self._each[key, f"recall@{k}"]
             measure = Measure(
                 protocol=key[0],
@@ -156,7 +157,8 @@ class Tally:
                 gallery=round(self._mean(key, "gallery")),
                 spread=float(np.std(each, ddof=1)) if len(each) > 1 else None,
                 expected=self._mean(key, f"expected@{k}"),
-                contributions_S=shares_S,
+                hits_S=hits,
+                counts_S=counts,
             )
             made.append(measure)
         return made
@@ -178,7 +180,8 @@ class Tally:
             gallery=gallery,
             spread=float(np.std(each, ddof=1)) if len(each) > 1 else None,
             expected=None,
-            contributions_S=None,
+            hits_S=None,
+            counts_S=self._counts[key],
         )
 
     def _mean(self, key: Key, name: str) -> float:

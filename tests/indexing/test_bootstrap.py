@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -30,6 +32,20 @@ def test_a_difference_is_paired() -> None:
     base = np.random.default_rng(1).normal(scale=10, size=50)
     found = difference_interval(base + 0.1, base, BootstrapConfig(draws=1_000))
     assert (found.value, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
+
+
+def test_a_ratio_of_items_that_count_alike_is_their_mean_and_items_that_do_not_count_are_not_drawn() -> None:
+    config = BootstrapConfig(draws=300)
+    values = np.random.default_rng(2).normal(size=41)
+    alike = bootstrap.ratio_interval(3 * values, np.full(41, 3.0), config)
+    tops, bottoms = (np.append(part, np.zeros(9)) for part in (values, np.ones(41)))
+    padded, plain = bootstrap.ratio_interval(tops, bottoms, config), mean_interval(values, config)
+    for found in (alike, padded):
+        assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(plain))
+    heavy = bootstrap.ratio_interval(np.array([9.0, 0.0]), np.array([9.0, 1.0]), config)
+    assert heavy.value == 0.9 and (heavy.low, heavy.high) == (0.0, 1.0)
+    with pytest.raises(ZeroDivisionError):
+        bootstrap.ratio_interval(np.zeros(2), np.zeros(2), config)
 
 
 def test_weights_are_the_counts_of_the_same_draws() -> None:

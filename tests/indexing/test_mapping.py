@@ -73,6 +73,8 @@ def test_a_map_is_scored_beside_its_controls_and_recorded(sets: Home) -> None:
     assert main["value"] > 0.2 and main["n"] == 60 and main["chance"] == pytest.approx(1 / 60)
     assert main["low"] < main["value"] < main["high"] and main["spread_over_divisions"] > 0
     assert main["scenes_scored"] > 60 and main["divisions"] == 4
+    # Without ties the recall that breaks them at random, a mean over divisions, is the recall.
+    assert main["ties"] == 0 and main["value"] == pytest.approx(main["ties_at_random"])
     for control in ("random", "shuffled"):
         assert only(rows, **FIRST, map=control)["value"] < 0.1
     assert only(rows, **FIRST, map="rotation", pairs=10)["value"] < main["value"]

@@ -113,7 +113,7 @@ _COLUMNS: Final = {
         dataset_versions VARCHAR, plan_digest VARCHAR, code_version VARCHAR, seed BIGINT, ranks BIGINT, steps BIGINT,
         samples BIGINT, tokens BIGINT, status VARCHAR, url VARCHAR, started_at TIMESTAMPTZ, finished_at TIMESTAMPTZ""",
     "main.metrics": "run_id VARCHAR, step BIGINT, name VARCHAR, value DOUBLE, recorded_at TIMESTAMPTZ",
-    # observation: captions, images or frames. layers: JSON list. samples, tokens: what the model was trained on.
+    # observation: captions, images or scenes. roles, layers: JSON lists. samples, tokens: what the model was trained on.
     "main.embeddings": """embedding_id VARCHAR, name VARCHAR, model VARCHAR, run_id VARCHAR, observation VARCHAR,
         dataset VARCHAR, version VARCHAR, split VARCHAR, roles VARCHAR, layers VARCHAR, pooling VARCHAR, averaging VARCHAR,
         max_length BIGINT, "rows" BIGINT, dims BIGINT, dtype VARCHAR, samples BIGINT, tokens BIGINT, config VARCHAR,

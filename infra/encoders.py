@@ -33,9 +33,9 @@ from infra.models import EFFICIENTNET, Model, chosen_layers, local_folder, max_l
 from infra.pictures import EFFICIENTNET_PREPROCESSING, efficientnet_pixels
 
 Vectors: TypeAlias = dict[int, NDArray[np.float32]]
-"""Layer -> (B, D)."""
+"Layer -> (B, D)."
 Batch: TypeAlias = tuple[NDArray[np.int64], Vectors]
-"""Places of the texts or pictures in what was given, and their vectors."""
+"Places of the texts or pictures in what was given, and their vectors."
 
 POOLINGS: Final = ("mean", "cls", "last")
 PARTS: Final = {"clip": {"text": "CLIPTextModel", "image": "CLIPVisionModel"}}
@@ -172,7 +172,7 @@ class TextEncoder:
 
     def _vectors(self, ids: list[list[int]]) -> Vectors:
         ids_BT = torch.tensor(ids, device=self._device)
-        with _one_thread(self._device), torch.inference_mode():
+        with _exact(self._device), torch.inference_mode():
             output = self._model(
                 input_ids=ids_BT, attention_mask=torch.ones_like(ids_BT), **_hidden_states(self.facts, self._model)
             )
@@ -204,7 +204,7 @@ class ImageEncoder:
         return _gather(self.facts, len(images), self.batches(images))
 
     def _vectors(self, images: Sequence[Image.Image]) -> Vectors:
-        with _one_thread(self._device), torch.inference_mode():
+        with _exact(self._device), torch.inference_mode():
             if self._processor is None:
                 pixels_BCHW = torch.from_numpy(np.stack([efficientnet_pixels(image) for image in images]))
                 features_BDHW = self._model.extract_features(pixels_BCHW.to(self._device))
@@ -235,9 +235,8 @@ def _config(folder: str, model: Model) -> Any:
         config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise InputError(
-            f"transformers {transformers.__version__} cannot read the config of {model.label}: {reason}."
-        ) from error
+        message = f"transformers {transformers.__version__} cannot read the config of {model.label}: {reason}."
+        raise InputError(message) from error
     if getattr(config, "is_encoder_decoder", False):
         message = f"The model {model.label} has an encoder and a decoder, and no one hidden state is the text's. Name an encoder or a language model."
         raise InputError(message)
@@ -266,9 +265,8 @@ def _efficientnet_facts(model: Model, modality: str, layers: str, pooling: str |
     if modality != "image":
         raise InputError(f"The model {model.label} reads pictures, but captions are to be embedded. Use --of images.")
     if pooling not in (None, "mean"):
-        raise UsageError(
-            f"The model {model.label} has no tokens to take by --pool {pooling}; its one vector is the mean over places. Leave --pool out."
-        )
+        message = f"The model {model.label} has no tokens to take by --pool {pooling}; its one vector is the mean over places. Leave --pool out."
+        raise UsageError(message)
     return Facts(
         modality="image",
         layers=chosen_layers(layers, [1], model),
@@ -299,9 +297,8 @@ def _load(folder: str, model: Model, facts: Facts, device: str) -> Any:
         message = f"The files of {model.label} lack {len(missing)} weights of {kind.__name__}, first {missing[0]}; they would be random. Get the whole model."
         raise InputError(message)
     if getattr(loaded.config, "is_decoder", False) != getattr(config, "is_decoder", False):
-        raise IntegrityError(
-            f"transformers changed is_decoder of {model.label} while loading it, so its mask is another one."
-        )
+        message = f"transformers changed is_decoder of {model.label} while loading it, so its mask is another one."
+        raise IntegrityError(message)
     return loaded.eval().requires_grad_(False).to(device)
 
 
@@ -337,7 +334,7 @@ def _check_direction(model: Any, words: int, device: str) -> None:
     ids = torch.arange(6, device=device)[None] % words
     other = ids.clone()
     other[0, -1] = (ids[0, -1] + 1) % words
-    with _one_thread(device), torch.inference_mode():
+    with _exact(device), torch.inference_mode():
         one, two = (
             model(input_ids=i, attention_mask=torch.ones_like(i)).last_hidden_state[0, :-1] for i in (ids, other)
         )
@@ -350,15 +347,17 @@ def _check_direction(model: Any, words: int, device: str) -> None:
 
 
 @contextmanager
-def _one_thread(device: str) -> Iterator[None]:
-    """Sums of matrix products depend on the number of threads; parallel work is left to the processes."""
-    threads = torch.get_num_threads()
+def _exact(device: str) -> Iterator[None]:
+    """One thread, because sums depend on their number; no TF32, with which convolutions on a GPU keep 10 bits of 23."""
+    threads, tf32 = torch.get_num_threads(), torch.backends.cudnn.allow_tf32
     if device == "cpu":
         torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False
     try:
         yield
     finally:
         torch.set_num_threads(threads)
+        torch.backends.cudnn.allow_tf32 = tf32
 
 
 def _runs(lengths: NDArray[np.int64], order: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:

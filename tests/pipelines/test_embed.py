@@ -17,20 +17,22 @@ from typing import Any
 
 import numpy as np
 import orjson
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from numpy.typing import NDArray
 
 from catalog import embeddings, lake
-from infra import encoders, models
+from infra import encoders, errors, models
 from infra.cli import run as goodviews
-from infra.errors import ConflictError, InputError, IntegrityError, UsageError
+from infra.errors import ConflictError, InputError, UsageError
 from infra.home import Home, resolve
 from infra.pictures import decode
 from infra.session import Workers, open_workers
 from pipelines.commands import build_request
 from pipelines.embed import Outcome, embed
 from pipelines.embed_plan import EmbedConfig, plan_embedding
+from pipelines.embed_pool import _Actor
 from pipelines.ingest import ingest
 from tests.infra import tiny_models
 
@@ -229,12 +231,16 @@ def test_any_number_of_workers_writes_the_same_bytes_and_loads_the_model_once_ea
     assert there.embedding_id == here.embedding_id
     assert digests(other, there) == digests(home, here) and len(digests(home, here)) == SHARDS
     assert (here.loads, there.shards_reused) == (1, 0) and 1 <= there.loads <= ray_workers.slots < SHARDS
-    # An error of a worker arrives as its own sentence, not as Ray's.
+
+
+def test_an_error_of_a_worker_comes_back_as_its_own_sentence(home: Home, tmp_path: Path) -> None:
     changing = tiny_models.save_bert(tmp_path / "changing")
-    plan = plan_embedding(_config(str(changing)), other)
+    plan = plan_embedding(_config(str(changing)), home)
     tiny_models.save_bert(changing, seed=1)
-    with pytest.raises(IntegrityError, match="are not those that this job began with"):
-        embed(plan, ray_workers)
+    (row,) = _Actor(plan, "cpu")(pa.table({"shard": [plan.shards[0].name]})).to_pylist()
+    assert (row["error"], row["done"], row["shard"]) == ("IntegrityError", b"", plan.shards[0].name)
+    assert "are not those that this job began with" in row["message"]
+    assert issubclass(getattr(errors, row["error"]), errors.GoodviewsError)
 
 
 def _config(model: str, **changes: Any) -> EmbedConfig:

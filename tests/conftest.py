@@ -18,6 +18,8 @@ from infra.session import Workers, open_workers
 # Before any test imports the library that reads it: tests run without a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ray lowers the priority of its workers, which starves them where something else keeps the machine busy.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 # The same examples on every run and machine; a slow machine is no failure.
 settings.register_profile("goodviews", deadline=None, derandomize=True, print_blob=True)

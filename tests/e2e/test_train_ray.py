@@ -44,8 +44,7 @@ def train_command(home: Home, run_id: str, *options: str, sets: tuple[str, ...] 
 
 
 def environment(**more: str) -> dict[str, str]:
-    # Ray lowers the priority of its workers, which starves them where something else keeps the machine busy.
-    return {**os.environ, "RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0", **more}
+    return {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", **more}
 
 
 @contextlib.contextmanager

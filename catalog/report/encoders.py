@@ -1,0 +1,170 @@
+"""Who made an embedding set: which run, arm, seed and moment, under a name that tells encoders of one page apart.
+
+Owns: reading sets and runs from the catalog, and their names on a page. Does not own: scores.
+Invariant: two encoders bear one label only when their vectors come from the same run and moment, or from the same model; runs
+are one system only when their configs differ in nothing but the seed and what decides no result (`run`, `forecast`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from catalog.lake import Lake
+
+MOMENTS: Final = {"untrained": "untrained", "epoch-001": "after one epoch", "best": "best validation loss"}
+TRAINED: Final = "trained"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A training. system: digest of all that decides it but the seed; arm: `good`, `bad`, ... or None."""
+
+    run_id: str
+    recipe: str
+    arm: str | None
+    objective: str
+    seed: int | None
+    system: str
+    label: str
+    "Of the system."
+    row: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """One side of a score. system: what seeds are averaged over; moment: see MOMENTS, else `trained`."""
+
+    name: str
+    "Of the embedding set."
+    label: str
+    system: str
+    arm: str | None
+    run_id: str | None
+    seed: int | None
+    moment: str
+    observation: str | None
+    samples: int | None
+    dataset: str | None
+    version: str | None
+    split: str | None
+
+    @property
+    def is_trained_here(self) -> bool:
+        """Whether it is the last state of a run of this catalog."""
+        return self.run_id is not None and self.moment == TRAINED
+
+
+def records(reader: Lake, query: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
+    """Rows of a query as dictionaries."""
+    cursor = reader.connection.execute(query, list(values))
+    names = [str(column[0]) for column in cursor.description or []]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+def read_runs(reader: Lake) -> dict[str, Run]:
+    """All runs by id, oldest first."""
+    rows = records(reader, "SELECT * FROM main.runs ORDER BY started_at, run_id")
+    for row in rows:
+        for name in ("config", "dataset_versions"):
+            row[name] = orjson.loads(row[name] or "{}")
+    systems = {row["run_id"]: _system(row) for row in rows}
+    labels = _labels([(systems[row["run_id"]], _arm(row), str(row["run_id"])) for row in rows])
+    return {
+        row["run_id"]: Run(
+            run_id=row["run_id"],
+            recipe=row["recipe"],
+            arm=_arm(row),
+            objective=row["objective"],
+            seed=row["seed"],
+            system=systems[row["run_id"]],
+            label=labels[systems[row["run_id"]]],
+            row=row,
+        )
+        for row in rows
+    }
+
+
+def read_encoders(reader: Lake, runs: Mapping[str, Run]) -> dict[str, Encoder]:
+    """All embedding sets by id."""
+    rows = records(reader, "SELECT * FROM main.embeddings ORDER BY created_at, embedding_id")
+    return {row["embedding_id"]: _encoder(row, runs) for row in rows}
+
+
+def unknown(name: str) -> Encoder:
+    """The side of a score whose embedding set is no longer in the catalog."""
+    return Encoder(
+        name=name,
+        label=name,
+        system=name,
+        arm=None,
+        run_id=None,
+        seed=None,
+        moment=TRAINED,
+        observation=None,
+        samples=None,
+        dataset=None,
+        version=None,
+        split=None,
+    )
+
+
+def _encoder(row: Mapping[str, Any], runs: Mapping[str, Run]) -> Encoder:
+    run = runs.get(row["run_id"] or "")
+    model = str(row["model"])
+    suffix = model.partition("@")[2] if model.startswith("run:") else ""
+    moment = MOMENTS.get(suffix, suffix or TRAINED)
+    said = "" if moment == TRAINED else f", {moment}"
+    label = f"{run.label}{said}" if run else f"{_short(model)}{'' if row['run_id'] is None else said}"
+    return Encoder(
+        name=row["name"],
+        label=label,
+        system=f"{run.system if run else model}@{moment}",
+        arm=run.arm if run else None,
+        run_id=row["run_id"],
+        seed=run.seed if run else None,
+        moment=moment,
+        observation=row["observation"],
+        samples=row["samples"],
+        dataset=row["dataset"],
+        version=row["version"],
+        split=row["split"],
+    )
+
+
+def _short(model: str) -> str:
+    """A folder by its last name; anything else as it is."""
+    return model.rstrip("/").rsplit("/", 1)[-1] if model.startswith(("/", "./", "~")) or "://" in model else model
+
+
+def _arm(row: Mapping[str, Any]) -> str | None:
+    arm = row["config"].get("arm")
+    return str(arm) if arm else None
+
+
+def _system(row: Mapping[str, Any]) -> str:
+    config = {name: value for name, value in row["config"].items() if name not in ("run", "forecast")}
+    plan = config.get("plan")
+    if isinstance(plan, Mapping):
+        config["plan"] = {name: value for name, value in plan.items() if name != "seed"}
+    content = [row["recipe"], row["objective"], config, row["dataset_versions"]]
+    return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
+
+
+def _labels(found: Sequence[tuple[str, str | None, str]]) -> dict[str, str]:
+    """Label of each system: its arm where one system has that arm, else with the id of its first run.
+
+    found: (system, arm, run id), oldest first.
+    """
+    first: dict[str, tuple[str | None, str]] = {}
+    for system, arm, run_id in found:
+        first.setdefault(system, (arm, run_id))
+    arms = [arm for arm, _ in first.values()]
+    return {
+        system: run_id if arm is None else arm if arms.count(arm) == 1 else f"{arm} ({run_id})"
+        for system, (arm, run_id) in first.items()
+    }

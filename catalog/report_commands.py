@@ -1,0 +1,35 @@
+"""Show what the catalog holds as one page: data, trainings, scores, pictures with the captions each encoder picks.
+
+Owns: the command line of `goodviews report`. Does not own: the page (`catalog.report`).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def report(
+    out: Annotated[str | None, typer.Option(help="Folder for the report [default: below HOME/reports].")] = None,
+    title: Annotated[str | None, typer.Option(help="Of the page.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    home: Annotated[str | None, typer.Option(help="Folder or URL of datasets and runs [env GOODVIEWS_HOME].")] = None,
+    catalog: Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")] = None,
+) -> None:
+    """Show what the catalog holds as one page, with each plot as PNG and SVG beside it."""
+    from catalog.report.page import DEFAULT_TITLE, ReportConfig, plain, write_report
+    from infra.home import resolve
+
+    done = write_report(resolve(home, catalog), ReportConfig(out=out, title=title or DEFAULT_TITLE))
+    if json:
+        import orjson
+
+        sys.stdout.write(orjson.dumps(plain(done), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
+        return
+    absent = f"; nothing in the catalog for {', '.join(done.absent)}" if done.absent else ""
+    print(f"{done.page}: snapshot {done.snapshot_id}, {len(done.figures)} figures, {done.bytes / 1e6:.1f} MB{absent}")

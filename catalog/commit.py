@@ -335,8 +335,9 @@ def _insert_dataset(writer: Lake, found: Version, created_at: float | None) -> N
 
 
 def _make_current(writer: Lake, found: Version) -> None:
-    values = [found.job.dataset, found.job.version]
+    # One statement for both ways: an UPDATE reads every row of the table, .08 s of them at 330 versions.
+    dataset, version = found.job.dataset, found.job.version
     writer.connection.execute(
-        "UPDATE main.datasets SET is_current = false WHERE dataset = ? AND version <> ? AND is_current", values
+        "UPDATE main.datasets SET is_current = (version = ?) WHERE dataset = ? AND is_current <> (version = ?)",
+        [version, dataset, version],
     )
-    writer.connection.execute("UPDATE main.datasets SET is_current = true WHERE dataset = ? AND version = ?", values)

@@ -29,6 +29,7 @@ from indexing.outcomes import Setting, Trial, differences, picks_table, rows_of
 from indexing.recall import Captions, Key, Queries, Tally, retrieve
 from indexing.rotation import FittedMap, MapConfig, fit
 from indexing.scoring import code_version, place_of, plain
+from indexing.spaces import differing, space_of
 from infra import seeds
 from infra.errors import InputError, UsageError
 from infra.home import Home
@@ -147,18 +148,30 @@ def _tables(home: Home, left: EmbeddingRecord, right: EmbeddingRecord, config: M
 
 
 def sibling(home: Home, record: EmbeddingRecord, split: str) -> EmbeddingRecord:
-    """The newest set of the same model, dataset and kind on another split. Raises InputError when nobody embedded it."""
-    facts = ("model", "dataset", "observation", "roles", "pooling", "averaging", "layers")
-    alike = [
-        other
-        for other in embeddings.list_sets(home)
-        if other.split == split and all(getattr(other, name) == getattr(record, name) for name in facts)
-    ]
-    if not alike:
-        raise InputError(
-            f"There is no embedding set of {record.model!r} ({record.observation}) for split {split} of {record.dataset}. Make it with `goodviews embed --model {record.model} --dataset {record.dataset} --split {split} --of {record.observation}`, or divide the scored scenes with --fit-pairs."
+    """The newest set of the same space, version and kind on another split.
+
+    Raises InputError when nobody embedded it, and says so when a set only looks like it: the label of a model outlives its
+    weights.
+    """
+    facts = ("dataset", "version", "observation", "roles", "pooling", "averaging", "layers", "max_length")
+    others = [other for other in embeddings.list_sets(home) if other.split == split and other.dataset == record.dataset]
+    wrong = {
+        other.embedding_id: [n for n in facts if getattr(other, n) != getattr(record, n)] + differing(record, other)
+        for other in others
+    }
+    alike = [other for other in others if not wrong[other.embedding_id]]
+    if alike:
+        return alike[-1]
+    near = [other for other in others if other.model == record.model and other.observation == record.observation]
+    hint = ""
+    if near:
+        differ = ", ".join(dict.fromkeys(wrong[near[-1].embedding_id]))
+        hint = (
+            f" ({near[-1].name!r} bears that label, but differs in {differ}, so a map fitted on it would mean nothing)"
         )
-    return alike[-1]
+    raise InputError(
+        f"There is no embedding set of {record.model!r} ({record.observation}) for split {split} of {record.dataset}{hint}. Make it with `goodviews embed --model {record.model} --dataset {record.dataset} --split {split} --of {record.observation}`, or divide the scored scenes with --fit-pairs."
+    )
 
 
 def _paired(
@@ -275,4 +288,5 @@ def _save(home: Home, pairs: Pairs, config: MappingConfig, trials: Sequence[Tria
 def _side(joined: Joined, name: str) -> dict[str, Any]:
     vectors = joined.left if name == "left" else joined.right
     facts = ("name", "embedding_id", "model", "observation", "pooling", "dims")
-    return {fact: getattr(vectors.record, fact) for fact in facts} | {"layer": max(vectors.layers)}
+    known = {fact: getattr(vectors.record, fact) for fact in facts}
+    return known | {"layer": max(vectors.layers), "space": space_of(vectors.record)}

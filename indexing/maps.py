@@ -60,7 +60,7 @@ class MapRecord:
     kind: str
     config: Mapping[str, Any]
     left: Mapping[str, Any]
-    "Name, embedding_id, model, observation, layer, pooling and dims of the fit set that is mapped."
+    "Name, embedding_id, model, observation, layer, pooling, dims and space (digests) of the fit set that is mapped."
     right: Mapping[str, Any]
     "The same of the space it is mapped into."
     dataset: str | None

@@ -37,5 +37,27 @@ def space_of(record: EmbeddingRecord) -> Mapping[str, Any] | None:
     content = record.config.get("content", {})
     if "weights" not in content:
         return None
-    # The first and last layer of a model may have as many dims, and its towers too.
-    return {"weights": content["weights"], "pooling": record.pooling, "modality": content["facts"]["modality"]}
+    # The first and last layer of a model may have as many dims, and its towers too; other tokens are other inputs.
+    return {
+        "weights": content["weights"],
+        "tokenizer": content.get("tokenizer"),
+        "pooling": record.pooling,
+        "modality": content["facts"]["modality"],
+    }
+
+
+def differing(one: EmbeddingRecord, other: EmbeddingRecord) -> list[str]:
+    """In what the spaces of two sets differ; empty for one space.
+
+    Of imports nothing but the label is known. A label alone proves nothing elsewhere: a run exports again, a folder is
+    written over.
+    """
+    return differing_facts(one.model, space_of(one), other)
+
+
+def differing_facts(model: str, space: Mapping[str, Any] | None, other: EmbeddingRecord) -> list[str]:
+    """The same for a label and a space that were written down."""
+    theirs = space_of(other)
+    if space is None or theirs is None:
+        return ["model"] if model != other.model or (space is None) != (theirs is None) else []
+    return [name for name in theirs if space.get(name) != theirs[name]]

@@ -23,6 +23,7 @@ from indexing.outcomes import Setting, Trial, rows_of
 from indexing.recall import Captions, Tally, retrieve
 from indexing.rotation import FittedMap, MapConfig, random_rotation
 from indexing.scoring import plain
+from indexing.spaces import differing_facts, space_of
 from infra.errors import InputError
 from infra.home import Home
 
@@ -62,13 +63,24 @@ def apply_map(
 
 
 def _layer(record: EmbeddingRecord, side: str, stored: MapRecord) -> int:
-    """The layer to read. The same model under another pooling or observation is another space."""
+    """The layer to read. The same model under another pooling, or after another export, is another space."""
     wanted = stored.left if side == "left" else stored.right
-    for fact in ("model", "pooling", "dims"):
-        if getattr(record, fact) != wanted[fact]:
-            raise InputError(
-                f"Map {stored.map_id} was fitted for {fact} {wanted[fact]!r} on the {side} side, and {record.name!r} has {getattr(record, fact)!r}. Its directions mean nothing there; fit a map for these sets."
-            )
+    if "space" not in wanted:
+        raise InputError(
+            f"Map {stored.map_id} was saved by a release that kept no digests of its models, so nobody can say whether {record.name!r} is of its space. Fit it again with `goodviews rotate`."
+        )
+    differ = differing_facts(wanted["model"], wanted["space"], record)
+    differ += [fact for fact in ("pooling", "dims") if fact not in differ and getattr(record, fact) != wanted[fact]]
+    if differ:
+        fact = differ[0]
+        known = fact in wanted
+        said = (
+            f"{fact} {wanted[fact]!r}" if known else f"{wanted['model']} with {fact} {str(wanted['space'][fact])[:12]}"
+        )
+        own = repr(getattr(record, fact)) if known else str((space_of(record) or {})[fact])[:12]
+        raise InputError(
+            f"Map {stored.map_id} was fitted for {said} on the {side} side, and {record.name!r} has {own}. Its directions mean nothing there; fit a map for these sets."
+        )
     return int(wanted["layer"])
 
 

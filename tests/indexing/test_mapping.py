@@ -120,6 +120,60 @@ def test_a_fit_split_is_another_set_of_the_same_models_and_shares_no_scene(home:
         rotate_sets(home, asked(fit_pairs=None, fit="val", pairs=500))
 
 
+def made_by(weights: str, tokenizer: str = "t") -> dict[str, Any]:
+    """The part of a record that says which files made its vectors."""
+    facts = {"modality": "text", "layers": [0]}
+    return {"config": {"content": {"weights": weights, "tokenizer": tokenizer, "facts": facts}, "training": None}}
+
+
+def put_splits(home: Home, weights: str, **changed: Any) -> None:
+    """x and y on test by weights `new`; x on val by these weights, in other directions, under the same label."""
+    x, y = related(0, 200, 6, 5, noise=0.1)
+    turned = x[80:] @ np.linalg.qr(np.random.default_rng(0).normal(size=(6, 6)))[0]
+    run, other = ({"model": name, "dataset": "d", "version": "1"} for name in ("run:r@best", "y"))
+    put_set(home, "x", scene_keys(80), {0: x[:80]}, split="test", **run, **made_by("new"))
+    put_set(home, "xv", scene_keys(120, 80), {0: turned}, split="val", **{**run, **made_by(weights), **changed})
+    put_set(home, "y", scene_keys(80), {0: y[:80]}, split="test", **other)
+    put_set(home, "yv", scene_keys(120, 80), {0: y[80:]}, split="val", **other)
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [(made_by("old"), "weights"), (made_by("new", "u"), "tokenizer"), ({"version": "2"}, "version")],
+)
+def test_a_fit_set_of_the_same_label_but_of_other_files_is_refused(
+    home: Home, changed: dict[str, Any], word: str
+) -> None:
+    put_splits(home, "new", **changed)
+    with pytest.raises(InputError, match=f"'xv' bears that label, but differs in {word},"):
+        rotate_sets(home, asked(fit_pairs=None, fit="val"))
+
+
+def test_a_fit_set_is_known_by_its_digests_and_not_by_its_label(home: Home) -> None:
+    put_splits(home, "new", model="/a/copied/folder")
+    assert only(rotate_sets(home, asked(fit_pairs=None, fit="val")), **FIRST, map="rotation")["pairs"] == 120
+
+
+def test_a_map_is_refused_for_other_files_of_the_same_label(home: Home) -> None:
+    x, y = related(0, 80, 6, 5, noise=0.1)
+    put_set(home, "y", scene_keys(80), {0: y})
+    put_set(home, "old", scene_keys(80), {0: x}, model="run:r@best", **made_by("old"))
+    put_set(home, "new", scene_keys(80), {0: x}, model="run:r@best", **made_by("new"))
+    put_set(home, "import", scene_keys(80), {0: x}, model="run:r@best")
+    map_id = rotate_sets(home, asked(left="old", fit_pairs=40))[0]["map_id"]
+    assert apply_map(home, map_id, ("old", "y"), JoinConfig(), DRAWS)
+    with pytest.raises(InputError, match=r"fitted for run:r@best with weights old .* 'new' has new"):
+        apply_map(home, map_id, ("new", "y"), JoinConfig(), DRAWS)
+    with pytest.raises(InputError, match="fitted for model"):
+        apply_map(home, map_id, ("import", "y"), JoinConfig(), DRAWS)
+    path = Path(map_url(home, map_id, RECORD))
+    values = orjson.loads(path.read_bytes())
+    del values["left"]["space"]
+    path.write_bytes(orjson.dumps(values))
+    with pytest.raises(InputError, match="kept no digests of its models"):
+        apply_map(home, map_id, ("old", "y"), JoinConfig(), DRAWS)
+
+
 def test_each_caption_finds_its_image_and_an_image_any_of_its_captions(home: Home) -> None:
     x, y = related(0, N, 6, 5, noise=0.1)
     put_set(home, "x", scene_keys(N), {0: x})

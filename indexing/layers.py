@@ -6,7 +6,8 @@ that says which was used. Does not own: any metric. Invariant: clamping and laye
 `huh2024` is the procedure of the public platonic-rep code: over the whole table of all layers, absolute values are cut at the
 95th percentile; each layer is then normalised, and the score is the largest over all pairs of layers, from 0 upward. A
 maximum over many pairs is above the score of a pair chosen beforehand, by chance alone; only its calibrated value takes
-that into account.
+that into account. For pictures the public code compares the outputs of blocks 1 to L before the final norm (timm); sets of
+`goodviews embed` hold the last layer behind it, and under the pooling cls no layer 0 either.
 
 Source: Huh et al. 2024 (arXiv 2405.07987) and their public code. N items, L layers, D dims.
 """

@@ -164,7 +164,8 @@ def embed_text(home: Home, record: EmbeddingRecord, layer: int, text: str) -> np
         known = ", ".join(map(str, record.layers))
         raise InputError(f"Embedding set {record.name!r} holds no layer {layer}; it holds {known}.")
     # torch and transformers, which nothing above needs
-    from infra.encoders import Facts, TextEncoder
+    from infra.encoder_facts import Facts
+    from infra.encoders import TextEncoder
     from infra.models import find_model
 
     model = find_model(record.model, home)

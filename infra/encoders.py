@@ -1,12 +1,12 @@
 """Frozen encoders: load a model of `infra.models` and turn texts or pictures into vectors, layer by layer.
 
-Owns: what a layer and a pooling mean, batches, preprocessing; the only importer of torch and transformers in infra. Does not
-own: names and files (`infra.models`), nor what is embedded and where vectors go.
+Owns: batches, preprocessing, hidden states and how they are pooled; the only importer of torch and transformers in infra. Does not
+own: names and files (`infra.models`), which layers and poolings a model has (`infra.encoder_facts`), nor what is embedded
+and where vectors go.
 Invariants: a text never meets padding, because a batch holds texts of one length only; the composition of batches depends
 on the texts and the token budget alone, and on a CPU one thread computes, so a rerun gives the same bits.
 
-Layers: n < L is the n-th hidden state (0: what the first block reads); L, the last, is the model's own output, behind the
-final norm where it has one (GPT, Llama, CLIP, ViT, DINO), which the L-th hidden state of `output_hidden_states` may not be.
+Layers: see `infra.encoder_facts`; the last one is behind the final norm, as the model itself gives it.
 Padding: platonic-rep pads on the left and masks; with the right positions and mask that is what no padding gives.
 
 Legend: B texts or pictures of a batch, T tokens, D dims, L blocks.
@@ -28,40 +28,20 @@ from PIL import Image
 from torch import Tensor, nn
 from transformers.models.auto import modeling_auto
 
-from infra.errors import InputError, IntegrityError, UsageError
-from infra.models import EFFICIENTNET, Model, chosen_layers, local_folder, max_length, read_json, recorded_pooling
-from infra.pictures import EFFICIENTNET_PREPROCESSING, efficientnet_pixels
+from infra.encoder_facts import PARTS, Choice, Facts, efficientnet_facts, transformer_facts
+from infra.errors import InputError, IntegrityError
+from infra.models import EFFICIENTNET, Model, local_folder, read_json
+from infra.pictures import efficientnet_pixels
 
 Vectors: TypeAlias = dict[int, NDArray[np.float32]]
 "Layer -> (B, D)."
 Batch: TypeAlias = tuple[NDArray[np.int64], Vectors]
 "Places of the texts or pictures in what was given, and their vectors."
 
-POOLINGS: Final = ("mean", "cls", "last")
-PARTS: Final = {"clip": {"text": "CLIPTextModel", "image": "CLIPVisionModel"}}
-"""Models of two towers: what to load of each."""
 BATCH_TOKENS: Final = 8192
 BATCH_IMAGES: Final = 32
 MOST_UNKNOWN: Final = 0.5
 "Share of unknown words in a batch of texts from which on the tokenizer cannot be that of the model."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """What decides a model's vectors beside its files; known without its weights.
-
-    modality: text or image. layers: the chosen ones, ascending. blocks: L. max_length: tokens after which a text is cut,
-    special ones included. compute: dtype of the forward pass.
-    """
-
-    modality: str
-    layers: tuple[int, ...]
-    blocks: int
-    dims: int
-    pooling: str
-    max_length: int | None
-    compute: str
-    preprocessing: str
 
 
 @dataclass
@@ -77,35 +57,15 @@ def describe(model: Model, *, modality: str, layers: str = "last", pooling: str 
     """The facts of a model from its config. layers: `last`, `all` or numbers such as `0,6,12`.
 
     pooling: mean, cls, last (token); None: what the folder records, else the custom of its kind (CLIP text: last, which is
-    its end token; other texts: mean; pictures: cls). Raises InputError for a model that does not read `modality`, UsageError
-    for a layer or pooling that it has not.
+    its end token; other texts: mean; pictures: cls, where the model has such a token). Raises InputError for a model that
+    does not read `modality` or has no layers of tokens, UsageError for a layer or pooling that it has not.
     """
-    if pooling not in (None, *POOLINGS):
-        raise UsageError(f"--pool is {pooling!r}; vectors of tokens are pooled by {', '.join(POOLINGS)}. Name one.")
+    choice = Choice(modality=modality, layers=layers, pooling=pooling)
     if model.kind == EFFICIENTNET:
-        return _efficientnet_facts(model, modality, layers, pooling)
+        return efficientnet_facts(model, choice)
     with local_folder(model) as folder:
         config = _config(folder, model)
-        _check_modality(model, folder, config, modality)
-        part = getattr(config, "text_config" if modality == "text" else "vision_config", config)
-        blocks, is_lm = int(part.num_hidden_layers), _is_causal_lm(config)
-        custom = "cls" if modality == "image" else ("last" if config.model_type.startswith("clip") else "mean")
-        pooled = pooling or (recorded_pooling(folder) if modality == "text" else None) or custom
-        if pooled == "cls" and (is_lm or getattr(config, "is_decoder", False)):
-            message = f"The model {model.label} is causal, so its first token has seen nothing of the text and every vector would be the same. Use --pool mean or last."
-            raise UsageError(message)
-        positions = getattr(part, "max_position_embeddings", None)
-        return Facts(
-            modality=modality,
-            layers=chosen_layers(layers, range(blocks + 1), model),
-            blocks=blocks,
-            dims=int(part.hidden_size),
-            pooling=pooled,
-            max_length=max_length(folder, positions) if modality == "text" else None,
-            # As platonic-rep does; a float32 forward of a language model of billions would not fit where it was trained.
-            compute="bfloat16" if is_lm else "float32",
-            preprocessing="transformers tokenizer" if modality == "text" else "transformers image processor, PIL",
-        )
+        return transformer_facts(model, folder, config, choice, is_lm=_is_causal_lm(config))
 
 
 class TextEncoder:
@@ -227,7 +187,7 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-# --- facts --------------------------------------------------------------------------------------------------------
+# --- config -------------------------------------------------------------------------------------------------------
 
 
 def _config(folder: str, model: Model) -> Any:
@@ -243,40 +203,10 @@ def _config(folder: str, model: Model) -> Any:
     return config
 
 
-def _check_modality(model: Model, folder: str, config: Any, modality: str) -> None:
-    processors = (read_json(folder, "preprocessor_config.json"), read_json(folder, "processor_config.json"))
-    reads_images = processors[0] is not None or "image_processor" in (processors[1] or {})
-    reads_texts = not reads_images or config.model_type in PARTS
-    if modality == "image" and not reads_images:
-        message = f"The model {model.label} reads texts (it has no preprocessor_config.json), but pictures are to be embedded. Name an image encoder, or --of captions."
-        raise InputError(message)
-    if modality == "text" and not reads_texts:
-        message = f"The model {model.label} reads pictures, but captions are to be embedded. Name a text encoder, or --of images."
-        raise InputError(message)
-
-
 def _is_causal_lm(config: Any) -> bool:
     kind = config.model_type
     is_lm = kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     return is_lm and kind not in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-
-
-def _efficientnet_facts(model: Model, modality: str, layers: str, pooling: str | None) -> Facts:
-    if modality != "image":
-        raise InputError(f"The model {model.label} reads pictures, but captions are to be embedded. Use --of images.")
-    if pooling not in (None, "mean"):
-        message = f"The model {model.label} has no tokens to take by --pool {pooling}; its one vector is the mean over places. Leave --pool out."
-        raise UsageError(message)
-    return Facts(
-        modality="image",
-        layers=chosen_layers(layers, [1], model),
-        blocks=1,
-        dims=1280,
-        pooling="mean",
-        max_length=None,
-        compute="float32",
-        preprocessing=EFFICIENTNET_PREPROCESSING,
-    )
 
 
 # --- loading ------------------------------------------------------------------------------------------------------
@@ -285,6 +215,9 @@ def _efficientnet_facts(model: Model, modality: str, layers: str, pooling: str |
 def _load(folder: str, model: Model, facts: Facts, device: str) -> Any:
     config = _config(folder, model)
     name = PARTS.get(config.model_type, {}).get(facts.modality)
+    if name is None and type(config) not in transformers.MODEL_MAPPING:
+        message = f"transformers {transformers.__version__} has no bare model for {model.label} ({config.model_type}), so it gives no hidden states. Name another model."
+        raise InputError(message)
     kind: Any = getattr(transformers, name) if name else transformers.MODEL_MAPPING[type(config)]
     options = {"dtype": getattr(torch, facts.compute), "local_files_only": True, "use_safetensors": True}
     if "add_pooling_layer" in inspect.signature(kind.__init__).parameters:
@@ -375,6 +308,10 @@ def _pooled(output: Any, facts: Facts) -> Vectors:
     hidden = {n: output.hidden_states[n] for n in facts.layers if n < facts.blocks}
     if facts.blocks in facts.layers:
         hidden[facts.blocks] = output.last_hidden_state
+    for n, hidden_BTD in hidden.items():
+        if hidden_BTD.ndim != 3 or hidden_BTD.shape[2] != facts.dims:
+            message = f"Layer {n} of the model has the shape {tuple(hidden_BTD.shape)}; wanted are tokens of {facts.dims} dims, as its config says. A model whose layers differ in width can be embedded by its last one only, if at all."
+            raise InputError(message)
     return {n: _array(_pool(hidden_BTD, facts.pooling)) for n, hidden_BTD in hidden.items()}
 
 

@@ -78,7 +78,7 @@ class Shard:
 class EmbedPlan:
     """A job that is decided. Picklable; workers need nothing else.
 
-    facts: an `infra.encoders.Facts`. record: of the set, without rows and files.
+    facts: an `infra.encoder_facts.Facts`. record: of the set, without rows and files.
     """
 
     home: Home
@@ -97,6 +97,7 @@ class EmbedPlan:
 def plan_embedding(config: EmbedConfig, home: Home) -> EmbedPlan:
     """Find model, version and shards, and name the set. Raises InputError or UsageError for what is not there."""
     from infra import encoders
+    from infra.encoder_facts import meaning_of_layers
 
     version, snapshot_id = _version(home, config)
     shards = _shards(home, config, version)
@@ -124,7 +125,7 @@ def plan_embedding(config: EmbedConfig, home: Home) -> EmbedPlan:
         dtype=config.dtype,
         samples=model.samples,
         tokens=model.tokens,
-        config={"content": content, "training": model.training},
+        config={"content": content, "training": model.training, "layers": meaning_of_layers(facts)},
         url=embeddings.set_url(home, embedding_id),
         snapshot_id=snapshot_id,
         dataset_versions={config.dataset: version},

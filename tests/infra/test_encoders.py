@@ -17,7 +17,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from infra import encoders, models
-from infra.encoders import Facts, ImageEncoder, TextEncoder
+from infra.encoder_facts import Facts, meaning_of_layers
+from infra.encoders import ImageEncoder, TextEncoder
 from infra.errors import InputError, IntegrityError, UsageError
 from infra.home import Home
 from infra.models import Model
@@ -225,12 +226,72 @@ def test_dinov2_layers_are_cls_tokens_and_the_last_is_behind_the_norm(folder: Ca
     vectors = ImageEncoder(model, facts).embed(pictures)
     loaded: Any = transformers.AutoModel.from_pretrained(folder("dinov2"))
     processor: Any = transformers.BitImageProcessorPil.from_pretrained(folder("dinov2"))
+    assert facts.layers == (1, 2) and vectors.keys() == {1, 2}
+    meaning = meaning_of_layers(facts)
+    assert "2: the output of the model, behind its final norm" in meaning and "layer 0 is left out" in meaning
     for row, picture in enumerate(pictures):
         with torch.inference_mode():
             output = loaded(**processor(images=[picture], return_tensors="pt"), output_hidden_states=True)
-        np.testing.assert_allclose(vectors[0][row], output.hidden_states[0][0, 0], atol=1e-5)
         np.testing.assert_allclose(vectors[1][row], output.hidden_states[1][0, 0], atol=1e-5)
         np.testing.assert_allclose(vectors[2][row], output.pooler_output[0], atol=1e-5)
+        assert not np.allclose(vectors[2][row], output.hidden_states[2][0, 0], atol=1e-2)
+    patches = found(folder("dinov2"), "image", layers="all", pooling="mean")[1]
+    assert patches.layers == (0, 1, 2) and "0: what the first block reads" in meaning_of_layers(patches)
+
+
+def test_a_first_token_before_the_first_block_is_the_same_for_all_and_no_layer(folder: Callable[[str], Path]) -> None:
+    """Else its neighbours would be row numbers."""
+    _, last, *_ = alone(folder("bert"), transformers.AutoModel, TEXTS[0])[0]
+    first = [alone(folder("bert"), transformers.AutoModel, text)[0][0][0] for text in TEXTS]
+    assert all(np.array_equal(vector, first[0]) for vector in first) and not np.array_equal(first[0], last[0])
+    assert found(folder("bert"), layers="all", pooling="cls")[1].layers == (1, 2)
+    for name, modality in (("bert", "text"), ("dinov2", "image"), ("clip", "image")):
+        with pytest.raises(UsageError, match=r"--layers is '0'; model .* has layers 1 to 2"):
+            found(folder(name), modality, layers="0", pooling="cls")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (transformers.ResNetConfig(), r"\(resnet\) has no num_hidden_layers and no hidden_size"),
+        (transformers.ConvNextConfig(), r"\(convnext\) has no hidden_size"),
+        (transformers.SiglipConfig(), "is a siglip of a text and a picture tower"),
+        (transformers.ViTMAEConfig(), "hides a share of 0.75 of each picture at random"),
+    ],
+)
+def test_a_picture_model_that_is_no_stack_of_blocks_over_tokens_gets_a_sentence(
+    tmp_path: Path, config: Any, words: str
+) -> None:
+    folder = tiny_models.save_config(tmp_path / "m", config)
+    for pooling in (None, "mean", "cls"):
+        with pytest.raises(InputError, match=words):
+            found(folder, "image", pooling=pooling)
+
+
+def test_a_picture_model_without_a_token_for_the_picture_is_pooled_by_the_mean_that_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    folder = tiny_models.save_config(tmp_path / "m", transformers.SiglipVisionConfig(num_hidden_layers=2))
+    with pytest.raises(UsageError, match=r"siglip_vision_model\) stands for a picture is not known.*--pool mean"):
+        found(folder, "image")
+    with pytest.raises(UsageError, match="may be a patch in the corner"):
+        found(folder, "image", pooling="cls")
+    assert found(folder, "image", pooling="mean")[1].layers == (2,)
+
+
+def test_layers_that_differ_in_width_are_refused_and_the_last_is_embedded(tmp_path: Path) -> None:
+    folder = tiny_models.save_swin(tmp_path / "swin")
+    pictures = [Image.fromarray(np.random.default_rng(i).integers(0, 255, (20, 20, 3), np.uint8)) for i in range(2)]
+    vectors = ImageEncoder(*found(folder, "image", pooling="mean")).embed(pictures)[2]
+    loaded: Any = transformers.AutoModel.from_pretrained(folder)
+    processor: Any = transformers.ViTImageProcessorPil.from_pretrained(folder)
+    with torch.inference_mode():
+        wanted = loaded(**processor(images=pictures, return_tensors="pt")).last_hidden_state.mean(1).numpy()
+    np.testing.assert_allclose(vectors, wanted, atol=1e-5)
+    with pytest.raises(
+        InputError, match=r"Layer 0 of the model has the shape \(2, 64, 8\); wanted are tokens of 16 dims"
+    ):
+        ImageEncoder(*found(folder, "image", pooling="mean", layers="all")).embed(pictures)
 
 
 def test_missing_weights_are_refused_and_not_drawn_at_random(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import save_file
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # Words are spelled letter by letter, so that no text has an unknown word.
@@ -90,6 +91,24 @@ def save_clip(folder: Path) -> Path:
     )
     tokenizer().save_pretrained(folder)
     return _save_image_model(folder, transformers.CLIPModel(config), processor)
+
+
+def save_config(folder: Path, config: Any) -> Path:
+    """A picture model as it looks before its weights are read: config, processor, and a file of weights that are not its own."""
+    folder.mkdir(parents=True)
+    config.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text("{}")
+    save_file({"weight": torch.zeros(1)}, folder / "model.safetensors")
+    return folder
+
+
+def save_swin(folder: Path) -> Path:
+    """A Swin of 2 stages, 16-d behind the second and 8-d before it, for pictures of 16 px."""
+    config: Any = transformers.SwinConfig(
+        image_size=16, patch_size=2, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=2
+    )
+    processor: Any = transformers.ViTImageProcessorPil(size={"height": 16, "width": 16})
+    return _save_image_model(folder, transformers.SwinModel(config), processor)
 
 
 def _save_image_model(folder: Path, model: Any, processor: Any) -> Path:

@@ -7,7 +7,7 @@ Invariant: a row is named by what it is a score of, so scoring again replaces it
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -35,6 +35,8 @@ _IDENTITY: Final = (
     "seed",
     "pairs",
     "direction",
+    "n",
+    "scored",
 )
 _JSON: Final = ("dataset_versions", "details")
 
@@ -46,7 +48,8 @@ class AlignmentRow:
     left_id, right_id: embedding sets; right_id is None for a probe, where right_name says what was probed. map: rotation,
     linear, ridge, mlp, random, shuffled, none. direction: left_to_right or right_to_left, of retrieval. pairs: pairs that a
     map was fitted on. value may be NaN; low and high are the bootstrap interval. leakage: share of the scored scenes that a
-    training set holds, None where no training set is known. details: what has no column, as plain JSON.
+    training set holds, None where no training set is known. details: what has no column, as plain JSON. scored: digest of
+    what was scored (`digest_of` of its keys and of what a map was fitted on); kept in `details`.
     """
 
     left_id: str
@@ -83,6 +86,7 @@ class AlignmentRow:
     snapshot_id: int | None = None
     pairs: int | None = None
     direction: str | None = None
+    scored: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -90,6 +94,12 @@ class AlignmentRow:
         """16 hex digits of the sha256 of what the score is of; not of its value."""
         content = {name: getattr(self, name) for name in _IDENTITY}
         return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
+
+
+def digest_of(*parts: Iterable[str]) -> str:
+    """16 hex digits of the sha256 of lists of words; another order or another cut is another digest."""
+    lists = [list(part) for part in parts]
+    return hashlib.sha256(orjson.dumps(lists)).hexdigest()[:16]
 
 
 def alignment_url(home: Home, alignment_id: str, *names: str) -> str:
@@ -127,6 +137,8 @@ def list_alignments(home: Home) -> list[dict[str, Any]]:
 
 def _put(writer: Lake, row: AlignmentRow, snapshot: int) -> None:
     values = {f.name: getattr(row, f.name) for f in fields(row)} | {"alignment_id": row.alignment_id}
+    # What was scored has no column: rows of earlier releases would lack it.
+    values["details"] = {**row.details, "scored": values.pop("scored")}
     values["snapshot_id"] = snapshot if row.snapshot_id is None else row.snapshot_id
     for name in _JSON:
         values[name] = orjson.dumps(dict(values[name]), option=orjson.OPT_SORT_KEYS).decode()

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from catalog import embeddings
-from catalog.alignments import record_alignments
+from catalog.alignments import digest_of, record_alignments
 from catalog.embeddings import EmbeddingRecord
 from indexing import maps
 from indexing.bootstrap import BootstrapConfig
@@ -81,6 +81,11 @@ class Pairs:
     source: str
 
     @property
+    def scored_digest(self) -> str:
+        """Of the scored scenes and of those to fit on; random divisions follow from both, their seed and their number."""
+        return digest_of(self.scored.keys_S, self.fit.keys_S, [str(self.most)])
+
+    @property
     def most(self) -> int:
         """Fit pairs of a division."""
         return len(self.divisions[0].fit)
@@ -106,6 +111,7 @@ def rotate_sets(home: Home, config: MappingConfig) -> list[dict[str, Any]]:
     setting = Setting(
         joined=pairs.scored,
         selection=_selection(pairs, config),
+        scored=pairs.scored_digest,
         seed=config.map.seed,
         divisions=len(pairs.divisions),
         map_id=saved,
@@ -266,7 +272,7 @@ def _save(home: Home, pairs: Pairs, config: MappingConfig, trials: Sequence[Tria
     left, right = _side(pairs.fit, "left"), _side(pairs.fit, "right")
     place = place_of(pairs.fit.left.record, pairs.fit.right.record)
     record = maps.MapRecord(
-        map_id=maps.map_id_of(left, right, main.first.config, fit_keys, pairs.fit.rule),
+        map_id=maps.map_id_of((left, right), main.first.config, fit_keys, (pairs.fit.rule, _scored_by(pairs))),
         kind=main.map,
         config=dataclasses.asdict(main.first.config),
         left=left,
@@ -283,6 +289,12 @@ def _save(home: Home, pairs: Pairs, config: MappingConfig, trials: Sequence[Tria
     )
     picks = picks_table(pairs.scored, division.scored, main.picks)
     return maps.save_map(home, record, main.first, shuffled.first, fit_keys, picks).map_id
+
+
+def _scored_by(pairs: Pairs) -> str:
+    """What the picks beside a map are of: the same map that is scored on another set is kept once more, with its own."""
+    sides = (pairs.scored.left.record.embedding_id, pairs.scored.right.record.embedding_id)
+    return digest_of(sides, [pairs.scored.rule], pairs.scored.keys_S[pairs.divisions[0].scored])
 
 
 def _side(joined: Joined, name: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ file is not what the record says is refused.
 
     map.safetensors     means and weights; the control fitted on shuffled pairs under `shuffled.`
     fit_keys.parquet    scene_key of every fit pair: what may never be scored with this map
-    picks.parquet       what each scored query picked, for a page; see PICKS
+    picks.parquet       what each scored query picked, for a page; see PICKS. Scored on another set, a map has another id
     record.json         a MapRecord
 """
 
@@ -89,14 +89,17 @@ def map_url(home: Home, map_id: str, *names: str) -> str:
     return storage.join(home.url, "maps", map_id, *names)
 
 
-def map_id_of(left: Mapping[str, Any], right: Mapping[str, Any], config: MapConfig, fit_keys: Keys, rule: str) -> str:
-    """16 hex digits of the sha256 of what decides a map."""
+def map_id_of(
+    sides: tuple[Mapping[str, Any], Mapping[str, Any]], config: MapConfig, fit_keys: Keys, said: tuple[str, str]
+) -> str:
+    """16 hex digits of the sha256 of what decides the files of a map. said: rule of the fit side, digest of the scored one."""
     content = {
-        "left": dict(left),
-        "right": dict(right),
+        "left": dict(sides[0]),
+        "right": dict(sides[1]),
         "config": dataclasses.asdict(config),
         "fit_keys": hashlib.sha256("\n".join(sorted(fit_keys)).encode()).hexdigest(),
-        "rule": rule,
+        "rule": said[0],
+        "scored": said[1],
     }
     return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
 

@@ -42,14 +42,20 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What all rows of one call have in common. selection: how the map came about and what it was scored on."""
+    """What all rows of one call have in common.
+
+    selection: how the map came about and what it was scored on. scored: digest of these scenes and of the fit pairs.
+    """
 
     joined: Joined
     selection: str
+    scored: str
     seed: int
     divisions: int
     map_id: str
     leaked: Leakage | Unknown
+    is_applied: bool = False
+    "Whether the map was fitted for another call: the picks beside it are then not of these rows."
 
 
 def rows_of(setting: Setting, trial: Trial) -> Iterator[AlignmentRow]:
@@ -61,7 +67,7 @@ def rows_of(setting: Setting, trial: Trial) -> Iterator[AlignmentRow]:
         if trial.brief and one.metric != "recall@1":
             continue
         details: dict[str, Any] = {
-            "map_id": setting.map_id,
+            "applied_map_id" if setting.is_applied else "map_id": setting.map_id,
             "divisions": setting.divisions,
             "spread_over_divisions": one.spread,
             "ties_at_random": one.expected,
@@ -95,6 +101,7 @@ def rows_of(setting: Setting, trial: Trial) -> Iterator[AlignmentRow]:
             seed=setting.seed,
             pairs=trial.pairs,
             direction=one.direction,
+            scored=setting.scored,
             details=details,
             code_version=code_version() or "unknown",
             created_at=time.time(),

@@ -118,5 +118,6 @@ def _print(rows: list[dict[str, Any]]) -> None:
         )
     console = output()
     console.print(table, markup=False)
-    if saved := next((row["map_id"] for row in rows if "map_id" in row), None):
-        console.print(f"map {saved}", highlight=False)
+    named = (row.get("map_id") or row.get("applied_map_id") for row in rows)
+    if map_id := next(filter(None, named), None):
+        console.print(f"map {map_id}", highlight=False)

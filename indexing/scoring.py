@@ -8,7 +8,6 @@ Invariant: a rival and the earlier moments of a run are scored on the scenes and
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib.metadata
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from catalog import embeddings
-from catalog.alignments import AlignmentRow, alignment_url, record_alignments
+from catalog.alignments import AlignmentRow, alignment_url, digest_of, record_alignments
 from catalog.embeddings import EmbeddingRecord
 from indexing.alignment import AlignConfig, Score, Scored, difference, score
 from indexing.joins import JoinConfig, Joined, Keys, common_rows, join, scene_vectors
@@ -227,10 +226,10 @@ def _row(
         "alarms": alarms(found.ties, found.undefined),
     }
     samples, tokens = trained_on(left, right)
+    scored_digest = digest_of(joined.keys_S)
     selection = [found.selection, joined.rule]
     if config.keys is not None:
-        digest = hashlib.sha256("\n".join(joined.keys_S).encode()).hexdigest()[:16]
-        selection.append(f"scenes of a key file ({digest})")
+        selection.append(f"scenes of a key file ({scored_digest})")
     return AlignmentRow(
         left_id=left.embedding_id,
         left_name=left.name,
@@ -255,6 +254,7 @@ def _row(
         untrained_value=extra.get("untrained_value"),
         first_epoch_value=extra.get("first_epoch_value"),
         seed=config.align.bootstrap.seed,
+        scored=scored_digest,
         details=details,
         code_version=code_version() or "unknown",
         created_at=time.time(),

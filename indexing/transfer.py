@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from catalog import embeddings
-from catalog.alignments import record_alignments
+from catalog.alignments import digest_of, record_alignments
 from catalog.embeddings import EmbeddingRecord
 from indexing.bootstrap import BootstrapConfig
 from indexing.joins import JoinConfig, Joined, join, scene_vectors
@@ -52,9 +52,11 @@ def apply_map(
     setting = Setting(
         joined=joined,
         selection=f"map {map_id} fitted on {fitted_on} ({stored.record.rule}); {joined.rule}",
+        scored=digest_of(joined.keys_S[rows]),
         seed=bootstrap.seed,
         divisions=1,
         map_id=map_id,
+        is_applied=True,
         leaked=leakage(home, [left, right], joined.keys_S.tolist()),
     )
     found = [row for trial in trials for row in rows_of(setting, trial)]

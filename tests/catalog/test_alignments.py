@@ -8,7 +8,7 @@ import math
 import pytest
 
 from catalog import lake, layout
-from catalog.alignments import AlignmentRow, list_alignments, record_alignments
+from catalog.alignments import AlignmentRow, digest_of, list_alignments, record_alignments
 from catalog.rebuild import rebuild
 from infra.home import Home
 
@@ -28,6 +28,7 @@ ROW = AlignmentRow(
     dataset="toy",
     protocol="plain",
     samples=7,
+    scored="a" * 16,
     details={"undefined": 1, "selection": ["a"]},
     dataset_versions={"toy": "v"},
     code_version="0.1.0",
@@ -41,14 +42,23 @@ def test_a_score_has_one_row_and_comes_back_whole(home: Home) -> None:
     first, second = list_alignments(home)
     assert (first["value"], first["k"], second["value"], second["k"]) == (0.5, 10, 0.125, 5)
     assert first["snapshot_id"] == snapshot
-    assert first["details"] == {"undefined": 1, "selection": ["a"]}
+    assert first["details"] == {"undefined": 1, "selection": ["a"], "scored": "a" * 16}
     assert first["dataset_versions"] == {"toy": "v"}
     for name in ("low", "high", "chance", "n", "ties", "samples", "left_name", "metric", "direction", "pairs"):
         assert first[name] == getattr(ROW, name), name
 
 
 @pytest.mark.parametrize(
-    "change", [{"metric": "cka"}, {"pairs": 30}, {"direction": "left_to_right"}, {"left_id": "2" * 16}, {"seed": 1}]
+    "change",
+    [
+        {"metric": "cka"},
+        {"pairs": 30},
+        {"direction": "left_to_right"},
+        {"left_id": "2" * 16},
+        {"seed": 1},
+        {"n": 999},
+        {"scored": "b" * 16},
+    ],
 )
 def test_another_score_is_another_row(change: dict[str, object]) -> None:
     assert dataclasses.replace(ROW, **change).alignment_id != ROW.alignment_id  # type: ignore[arg-type]
@@ -56,6 +66,12 @@ def test_another_score_is_another_row(change: dict[str, object]) -> None:
 
 def test_another_value_of_the_same_score_is_the_same_row() -> None:
     assert dataclasses.replace(ROW, value=0.9, low=None, created_at=0.0).alignment_id == ROW.alignment_id
+
+
+def test_a_digest_tells_lists_apart_that_are_cut_or_ordered_otherwise() -> None:
+    cuts = [(["a", "b"],), (["b", "a"],), (["a"], ["b"]), (["a b"],), (["ab"],), (["a", "b"], [])]
+    assert len({digest_of(*parts) for parts in cuts}) == len(cuts)
+    assert digest_of(["a", "b"]) == digest_of(iter(("a", "b")))
 
 
 def test_an_undefined_score_is_kept_and_leads_no_board(home: Home) -> None:
@@ -102,4 +118,5 @@ def test_a_rebuild_carries_scores_over(home: Home) -> None:
     record_alignments(home, [ROW])
     rebuild(home)
     (row,) = list_alignments(home)
-    assert (row["value"], row["details"], row["snapshot_id"]) == (0.125, ROW.details, None)
+    details = {**ROW.details, "scored": ROW.scored}
+    assert (row["value"], row["details"], row["snapshot_id"]) == (0.125, details, None)

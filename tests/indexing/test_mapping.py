@@ -204,6 +204,40 @@ def test_picks_say_who_was_picked_and_where_the_right_one_stands(sets: Home) -> 
     assert all((p["rank"] == 1) == (p["scene_key"] == p["picked_scene_key"]) for p in forward)
 
 
+def test_the_same_number_of_pairs_scored_on_other_scenes_is_another_row_and_another_map(sets: Home) -> None:
+    point = only(rotate_sets(sets, asked(fit_pairs=90, curve=(20,))), **FIRST, map="rotation", pairs=20)
+    alone = only(rotate_sets(sets, asked(fit_pairs=20)), **FIRST, map="rotation")
+    fewer = only(rotate_sets(sets, asked(fit_pairs=90, pairs=20)), **FIRST, map="rotation")
+    assert (point["n"], alone["n"], fewer["n"]) == (30, 100, 30)
+    assert point["alignment_id"] == fewer["alignment_id"] != alone["alignment_id"]
+    kept = [row["n"] for row in list_alignments(sets) if row["pairs"] == 20 and row["map"] == "rotation"]
+    assert sorted(set(kept)) == [30, 100]
+    # One fitted map, but the picks beside it are of other scenes.
+    assert load_map(sets, alone["map_id"]).fit_keys == load_map(sets, fewer["map_id"]).fit_keys
+    picks = [pq.read_table(map_url(sets, row["map_id"], PICKS_FILE)).num_rows for row in (alone, fewer)]
+    assert picks == [200, 60]
+
+
+def test_picks_stay_when_a_map_is_scored_on_another_set(home: Home) -> None:
+    x, y = related(0, 200, 6, 5, noise=0.1)
+    for name, t in (("x", x), ("y", y)):
+        facts = {"model": name, "dataset": "d", "version": "1"}
+        put_set(home, name, scene_keys(80), {0: t[:80]}, split="test", **facts)
+        put_set(home, f"{name} few", scene_keys(40), {0: t[:40]}, split="few", **facts)
+        put_set(home, f"{name} val", scene_keys(120, 80), {0: t[80:]}, split="val", **facts)
+    first = only(rotate_sets(home, asked(fit_pairs=None, fit="val")), **FIRST, map="rotation")
+    second = only(
+        rotate_sets(home, asked(left="x few", right="y few", fit_pairs=None, fit="val")), **FIRST, map="rotation"
+    )
+    counts = [pq.read_table(map_url(home, row["map_id"], PICKS_FILE)).num_rows for row in (first, second)]
+    assert counts == [160, 80]
+    weights = [load_map(home, row["map_id"]).fitted.weights["w"] for row in (first, second)]
+    assert np.array_equal(weights[0], weights[1])
+    applied = only(apply_map(home, first["map_id"], ("x few", "y few"), JoinConfig(), DRAWS), **FIRST, map="rotation")
+    assert applied["value"] == second["value"]
+    assert applied["applied_map_id"] == first["map_id"] and "map_id" not in applied
+
+
 def test_a_rival_is_fitted_and_scored_on_the_same_scenes(sets: Home) -> None:
     x, _ = related(0, N, 6, 5, noise=0.1)
     noisy = x + 2 * np.random.default_rng(2).normal(size=x.shape)

@@ -156,7 +156,13 @@ def test_a_rival_is_scored_on_the_common_scenes_and_the_difference_is_paired(hom
     assert one["n"] == gap["n"] == 70
     assert gap["value"] == pytest.approx(mutual_knn(x[:70], y[:70], k=5) - mutual_knn(noise[:70], y[:70], k=5))
     assert gap["difference"] == ["x", "z"] and 0 < gap["low"] < gap["value"] < gap["high"]
-    assert len(list_alignments(home)) == 1
+    (alone,) = score_sets(home, asked())
+    assert alone["n"] == 80 and alone["alignment_id"] != one["alignment_id"]
+    assert {row["n"]: row["value"] for row in list_alignments(home)} == {70: one["value"], 80: alone["value"]}
+    put_set(home, "w", scene_keys(70, 10), {0: noise[10:]})
+    (other, _) = score_sets(home, asked(against="w"))
+    assert other["n"] == 70 and other["alignment_id"] != one["alignment_id"]
+    assert score_sets(home, asked(against="w"))[0]["alignment_id"] == other["alignment_id"]
     same = score_sets(home, asked(against="x", metrics=("mutual_knn", "unbiased_cka")))[2:]
     assert [(row["value"], row["low"], row["high"]) for row in same] == [(0, 0, 0)] * 2
 

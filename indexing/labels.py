@@ -52,10 +52,20 @@ def read_labels(home: Home, source: str, record: EmbeddingRecord, columns: tuple
     return labels
 
 
+def name_of(source: str, columns: tuple[str, str]) -> str:
+    """What labels are called beside a score: two files, or two columns of one, are two things to be read off a set."""
+    if source.startswith(STATES):
+        return source
+    digest = storage.digest(storage.absolute(source)).sha256[:16]
+    return f"{source.rstrip('/').rsplit('/', 1)[-1]}:{columns[1]} ({digest})"
+
+
 def _read(source: str, columns: tuple[str, str]) -> pa.Table:
     data = pa.BufferReader(storage.read_bytes(storage.absolute(source)))
-    # As text: a key `0012` is not the number 12.
-    as_text = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(columns, pa.string()), strings_can_be_null=True)
+    # As text: a key `0012` is not the number 12, and the label `NA` is not an absent one.
+    as_text = pyarrow.csv.ConvertOptions(
+        column_types=dict.fromkeys(columns, pa.string()), strings_can_be_null=True, null_values=[""]
+    )
     try:
         return (
             pq.read_table(data) if source.endswith(".parquet") else pyarrow.csv.read_csv(data, convert_options=as_text)

@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 
 from catalog import embeddings
-from catalog.alignments import AlignmentRow, record_alignments
+from catalog.alignments import AlignmentRow, digest_of, record_alignments
 from catalog.embeddings import EmbeddingRecord
 from indexing.joins import RULES, JoinConfig, Table, scene_vectors
-from indexing.labels import read_labels
+from indexing.labels import name_of, read_labels
 from indexing.probes import Probe, ProbeConfig, probe
 from indexing.scoring import code_version, plain
 from infra.errors import InputError, UsageError
@@ -59,7 +59,9 @@ def probe_set(home: Home, config: ProbingConfig) -> list[dict[str, Any]]:
     chosen = [scenes[row] for row in known]
     found = probe(x_ND[known], [labels[scene] for scene in chosen], chosen, config.probe)
     counts = {"items_without_label": len(scenes) - len(known), "labels_without_item": len(set(labels) - set(scenes))}
-    rows = [_row(record, layer, config, one, {**counts, "rule": rule}) for one in found]
+    said = {"rule": rule, "name": name_of(config.labels, (config.key, config.label))}
+    scored = digest_of(chosen, [labels[scene] for scene in chosen])
+    rows = [_row(record, layer, config, one, {**counts, **said, "scored": scored}) for one in found]
     record_alignments(home, rows)
     return [plain(row) for row in rows]
 
@@ -76,7 +78,7 @@ def _items(home: Home, record: EmbeddingRecord, layer: int, config: ProbingConfi
 def _row(
     record: EmbeddingRecord, layer: int, config: ProbingConfig, found: Probe, details: dict[str, Any]
 ) -> AlignmentRow:
-    name = config.labels if config.labels.startswith("states:") else config.label
+    name = details.pop("name")
     return AlignmentRow(
         left_id=record.embedding_id,
         left_name=record.name,
@@ -100,6 +102,7 @@ def _row(
         samples=record.samples,
         tokens=record.tokens,
         seed=config.probe.seed,
+        scored=details.pop("scored"),
         details={**details, "classes": found.classes, "dropped": found.dropped, "labels": config.labels, "alarms": []},
         dataset_versions=record.dataset_versions,
         code_version=code_version() or "unknown",

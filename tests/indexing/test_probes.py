@@ -151,7 +151,7 @@ def test_probes_are_recorded_beside_the_alignments(home: Home, tmp_path: Path) -
     rows = probe_set(home, config)
     assert [row["metric"] for row in rows] == ["probe_linear", "probe_knn"]
     for row in rows:
-        assert row["value"] > 0.95 and row["n"] == 90 and row["right"] == "label" and row["samples"] == 9
+        assert row["value"] > 0.95 and row["n"] == 90 and row["right"].startswith("l.csv:label (") and row["samples"] == 9
         assert (row["items_without_label"], row["labels_without_item"], row["classes"]) == (10, 1, 2)
     assert {row["metric"]: row["value"] for row in list_alignments(home)} == {r["metric"]: r["value"] for r in rows}
     (tmp_path / "l.csv").write_text("scene_key,label\nnobody,1\n")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -34,6 +35,8 @@ from catalog.transaction import commit_rows
 from infra import storage
 from infra.errors import InputError, IntegrityError
 from infra.home import Home
+
+_log = logging.getLogger(__name__)
 
 FORMAT: Final = "goodviews-embedding-1"
 OBSERVATIONS: Final = ("captions", "images", "scenes")
@@ -230,11 +233,19 @@ def list_sets(home: Home) -> list[EmbeddingRecord]:
 def find(home: Home, name_or_id: str) -> EmbeddingRecord:
     """The newest set of that name, else the one whose id begins so (at least four digits).
 
-    Raises InputError, which names what is near, when there is none or the beginning fits several.
+    Several of one name (made of another version, say, or from other pictures) are told with a warning. Raises InputError, which names what is near, when there is none or the beginning fits several.
     """
     known = list_sets(home)
     named = [record for record in known if record.name == name_or_id]
     if named:
+        if len(named) > 1:
+            ids = ", ".join(record.embedding_id for record in reversed(named))
+            _log.warning(
+                "%d embedding sets are called %r; taken is the newest of %s. An id names one.",
+                len(named),
+                name_or_id,
+                ids,
+            )
         return named[-1]
     if len(name_or_id) >= PREFIX_DIGITS:
         begun = [record for record in known if record.embedding_id.startswith(name_or_id)]

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from transformers.models.auto import modeling_auto
 
 from infra.encoder_facts import PARTS, Choice, Facts, efficientnet_facts, transformer_facts
-from infra.errors import InputError, IntegrityError
+from infra.errors import InputError, IntegrityError, UsageError
 from infra.models import EFFICIENTNET, Model, local_folder, read_json
 from infra.pictures import efficientnet_pixels
 
@@ -66,6 +66,14 @@ def describe(model: Model, *, modality: str, layers: str = "last", pooling: str 
     with local_folder(model) as folder:
         config = _config(folder, model)
         return transformer_facts(model, folder, config, choice, is_lm=_is_causal_lm(config))
+
+
+def default_pooling(model: Model, *, modality: str) -> str | None:
+    """The pooling of `describe` when none is named; None where one must be."""
+    try:
+        return describe(model, modality=modality).pooling
+    except (InputError, UsageError):
+        return None
 
 
 class TextEncoder:

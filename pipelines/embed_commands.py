@@ -36,7 +36,9 @@ def embed(
     pool: Annotated[str | None, typer.Option(help="mean, cls or last; default: what the folder records.")] = None,
     dtype: Annotated[str, typer.Option(help="float16 or float32.")] = "float16",
     roles: Annotated[str | None, typer.Option(help="Captions of these roles only, such as human,alt.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the set; default: model/dataset/split/of.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the set; default: model/dataset/split/of, then what is not default.")
+    ] = None,
     batch_tokens: Annotated[int, typer.Option(help="Tokens a batch.")] = 8192,
     max_missing_rate: Annotated[float, typer.Option(help="Share of pictures that may be missing.")] = 0.0,
     json: _Json = False,

@@ -99,7 +99,7 @@ def plan_embedding(config: EmbedConfig, home: Home) -> EmbedPlan:
     from infra import encoders
     from infra.encoder_facts import meaning_of_layers
 
-    version, snapshot_id = _version(home, config)
+    version, snapshot_id, is_current = _version(home, config)
     shards = _shards(home, config, version)
     model = find_model(config.model, home)
     modality = "image" if config.observation == "images" else "text"
@@ -108,7 +108,7 @@ def plan_embedding(config: EmbedConfig, home: Home) -> EmbedPlan:
     embedding_id = embeddings.embedding_id_of(content)
     record = embeddings.EmbeddingRecord(
         embedding_id=embedding_id,
-        name=config.name or f"{model.short_name}/{config.dataset}/{config.split}/{config.observation}",
+        name=config.name or _default_name(config, model, facts, None if is_current else version),
         model=model.label,
         run_id=model.run_id,
         observation=config.observation,
@@ -133,6 +133,27 @@ def plan_embedding(config: EmbedConfig, home: Home) -> EmbedPlan:
         created_at=0.0,
     )
     return EmbedPlan(home=home, config=config, model=model, facts=facts, record=record, shards=shards)
+
+
+def _default_name(config: EmbedConfig, model: Model, facts: Any, version: str | None) -> str:
+    """model/dataset/split/observation, and behind it what was not left at its default, so that two sets have two names.
+
+    version: the dataset's, where it is not the current one.
+    """
+    from infra import encoders
+
+    dataset = config.dataset if version is None else f"{config.dataset}@{version}"
+    parts = [f"{model.short_name}/{dataset}/{config.split}/{config.observation}"]
+    if facts.layers != (facts.blocks,):
+        is_all = len(facts.layers) == facts.blocks + (facts.pooling != "cls")
+        parts.append(f"layers={'all' if is_all else ','.join(map(str, facts.layers))}")
+    if config.pooling and config.pooling != encoders.default_pooling(model, modality=facts.modality):
+        parts.append(f"pool={facts.pooling}")
+    if config.roles:
+        parts.append(f"roles={','.join(sorted(set(config.roles)))}")
+    if config.dtype != EmbedConfig.dtype:
+        parts.append(f"dtype={config.dtype}")
+    return "+".join(parts)
 
 
 def code_version() -> str:
@@ -178,9 +199,9 @@ def _pictures(config: EmbedConfig, shards: Sequence[Shard]) -> str:
     return "good tars"
 
 
-def _version(home: Home, config: EmbedConfig) -> tuple[str, int]:
-    """The version to embed (the current one unless one is named) and the current snapshot."""
-    query = "SELECT version FROM main.datasets WHERE dataset = ? AND " + (
+def _version(home: Home, config: EmbedConfig) -> tuple[str, int, bool]:
+    """The version to embed (the current one unless one is named), the current snapshot, and whether the version is current."""
+    query = "SELECT version, is_current FROM main.datasets WHERE dataset = ? AND " + (
         "version = ?" if config.version else "is_current"
     )
     values = [config.dataset, *([config.version] if config.version else [])]
@@ -192,7 +213,7 @@ def _version(home: Home, config: EmbedConfig) -> tuple[str, int]:
             asked = config.dataset + (f"@{config.version}" if config.version else "")
             raise InputError(f"The catalog holds no dataset {asked}; it holds {known}. Run `goodviews ingest` first.")
         snapshot = reader.rows(f"SELECT * FROM ducklake_current_snapshot({lake.quote(lake.ALIAS)})")[0][0]
-    return str(found[0][0]), int(snapshot)
+    return str(found[0][0]), int(snapshot), bool(found[0][1])
 
 
 def _shards(home: Home, config: EmbedConfig, version: str) -> tuple[Shard, ...]:

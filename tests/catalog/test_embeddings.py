@@ -121,15 +121,22 @@ def test_a_set_has_one_row_in_the_catalog_also_when_published_again(home: Home) 
         ]
 
 
-def test_the_newest_set_of_a_name_is_found_and_ids_by_their_beginning(home: Home) -> None:
+def test_the_newest_set_of_a_name_is_found_with_a_warning_and_ids_by_their_beginning(
+    home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
     old = publish(home, [[0, 1, 2, 3, 4]])
     other = "0123ffffffffffff"
     file = embeddings.publish_vectors(home, other, 0, keys(["a"], [0]), {n: v[:1] for n, v in LAYERS.items()})
     new = record_of(home, (file,), embedding_id=other, created_at=old.created_at + 1)
     embeddings.publish_set(home, new)
     assert embeddings.find(home, old.name) == new
+    (warning,) = caplog.messages
+    assert "2 embedding sets are called 'tiny/toy/test/captions'" in warning
+    assert f"the newest of {other}, {ID}" in warning
+    caplog.clear()
     assert embeddings.find(home, "01234") == old
     assert embeddings.find(home, other) == new
+    assert not caplog.messages
     with pytest.raises(InputError, match=r"'0123' begins the ids of several .*0123456789abcdef.*0123ffffffffffff"):
         embeddings.find(home, "0123")
     with pytest.raises(InputError, match="Did you mean 'tiny/toy/test/captions'"):

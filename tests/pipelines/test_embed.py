@@ -190,6 +190,60 @@ def test_the_id_follows_what_decides_a_vector_and_nothing_else(home: Home, model
         assert id_of(**one) == id_of()
 
 
+def test_split_version_and_pictures_decide_the_id_too(tmp_path: Path, model: str, image_model: str) -> None:
+    sets = ["source.scenes=40", "source.val=0.5", "source.test=0", "source.image_px=32"]
+    home = ingested(tmp_path / "home", sets)
+    (old,) = [p.name for p in Path(home.datasets("toy")).iterdir() if p.is_dir()]
+    config = EmbedConfig(model=model, dataset="toy", split="train", observation="captions")
+    before = plan_embedding(config, home).record
+    ingested(tmp_path / "home", [*sets, "source.seed=1"])
+    photos = unpacked(home, tmp_path / "photos")
+    (tmp_path / "fewer").mkdir()
+    for key in sorted(photos)[1:]:
+        (tmp_path / "fewer" / f"{key}.jpg").write_bytes(photos[key])
+    pictures = dataclasses.replace(config, model=image_model, observation="images")
+    decisive = [
+        config,
+        dataclasses.replace(config, split="val"),
+        dataclasses.replace(config, version=old),
+        pictures,
+        dataclasses.replace(pictures, images=(str(tmp_path / "photos"),)),
+        dataclasses.replace(pictures, images=(str(tmp_path / "fewer"),)),
+    ]
+    records = [plan_embedding(one, home).record for one in decisive]
+    assert len({record.embedding_id for record in records}) == len(decisive) == 6
+    assert records[2].embedding_id == before.embedding_id and records[2].version == old != records[0].version
+    # A version bears its own name once it is not the current one any more.
+    assert before.name == records[0].name == "tiny/toy/train/captions"
+    assert records[2].name == f"tiny/toy@{old}/train/captions"
+
+
+def test_the_name_tells_what_was_not_left_at_its_default(home: Home, model: str, tmp_path: Path) -> None:
+    def name_of(named: str = model, **changes: Any) -> str:
+        return plan_embedding(dataclasses.replace(_config(named), **changes), home).record.name
+
+    plain = "tiny/toy/train/captions"
+    recorded = str(tiny_models.save_bert(tmp_path / "tiny", pooling="cls_token"))
+    unknown = str(tiny_models.save_bert(tmp_path / "odd", pooling="max_tokens"))
+    for changes, name in (
+        ({}, plain),
+        ({"layers": "2", "pooling": "mean", "dtype": "float16", "batch_tokens": 9}, plain),
+        ({"layers": "all"}, f"{plain}+layers=all"),
+        ({"layers": "all", "pooling": "cls"}, f"{plain}+layers=all+pool=cls"),
+        ({"layers": "1,0"}, f"{plain}+layers=0,1"),
+        (
+            {"pooling": "last", "roles": ("recap", "alt"), "dtype": "float32"},
+            f"{plain}+pool=last+roles=alt,recap+dtype=float32",
+        ),
+        ({"named": recorded}, plain),
+        ({"named": recorded, "pooling": "cls"}, plain),
+        ({"named": recorded, "pooling": "mean"}, f"{plain}+pool=mean"),
+        ({"named": unknown, "pooling": "mean"}, "odd/toy/train/captions+pool=mean"),
+        ({"layers": "1", "name": "mine"}, "mine"),
+    ):
+        assert name_of(**changes) == name
+
+
 def test_a_killed_job_goes_on_and_ends_with_the_same_files(home: Home, model: str, tmp_path: Path) -> None:
     other = tmp_path / "home"
     sets = ["source.scenes=120", "scenes_per_shard=30", "source.val=0", "source.test=0", "source.image_px=32"]
@@ -352,7 +406,9 @@ def test_the_command_line_embeds_and_prints_one_line_or_json(
     assert goodviews(words.split()) == 0
     line = capsys.readouterr().out
     assert (
-        line.startswith("tiny/toy/train/captions (") and "captions x 16, layer 1, mean; " in line and "texts/s" in line
+        line.startswith("tiny/toy/train/captions+layers=1 (")
+        and "captions x 16, layer 1, mean; " in line
+        and "texts/s" in line
     )
     assert goodviews([*words.split(), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)

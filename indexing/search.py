@@ -178,8 +178,9 @@ def embed_text(home: Home, record: EmbeddingRecord, layer: int, text: str) -> np
 
 def text_facts(record: EmbeddingRecord) -> Mapping[str, Any]:
     """How the set's model was run. Raises InputError unless the set is one of texts that a model here embedded."""
-    facts = dict(record.config.get("content", {})).get("facts")
-    if facts is None:
+    content = dict(record.config.get("content", {}))
+    facts = content.get("facts")
+    if facts is None or "imported" in content:
         message = f"Embedding set {record.name!r} was imported ({record.model}), so there is no model here to embed a text with. Search in a set made by `goodviews embed`."
         raise InputError(message)
     if record.observation not in TEXT_OBSERVATIONS or facts["modality"] != "text":

@@ -90,6 +90,9 @@ def import_(
     dataset: Annotated[str | None, typer.Option(help="Dataset whose scenes (or source ids) the keys name.")] = None,
     split: Annotated[str | None, typer.Option(help="Split that the keys must be in.")] = None,
     of: Annotated[str, typer.Option(help="captions, images or scenes.")] = "scenes",
+    model: Annotated[
+        str | None, typer.Option(help="Label of what made the vectors; imports of one label are of one space.")
+    ] = None,
     json: _Json = False,
     home: _Home = None,
     catalog: _Catalog = None,
@@ -98,7 +101,7 @@ def import_(
     from infra.home import resolve
     from pipelines.embed_import import ImportConfig, import_vectors
 
-    config = ImportConfig(file=file, name=name, keys=keys, dataset=dataset, split=split, observation=of)
+    config = ImportConfig(file=file, name=name, keys=keys, dataset=dataset, split=split, observation=of, model=model)
     record = import_vectors(config, resolve(home, catalog))
     if json:
         _print_json(record)

@@ -35,7 +35,10 @@ ROWS_A_FILE: Final = 1 << 17
 
 @dataclass(frozen=True, kw_only=True)
 class ImportConfig:
-    """What was asked. keys: the key file of an npy. Without a dataset the keys are taken as they are."""
+    """What was asked. keys: the key file of an npy. Without a dataset the keys are taken as they are.
+
+    model: a label for what made the vectors; imports of one label are of one space, others are not known to be.
+    """
 
     file: str
     name: str
@@ -43,10 +46,13 @@ class ImportConfig:
     dataset: str | None = None
     split: str | None = None
     observation: str = "scenes"
+    model: str | None = None
 
     def __post_init__(self) -> None:
         if self.observation not in embeddings.OBSERVATIONS:
             raise UsageError(f"--of is {self.observation!r}; it is one of {', '.join(embeddings.OBSERVATIONS)}.")
+        if self.model is not None and not self.model.strip():
+            raise UsageError("--model is empty, so it tells no model from another. Give a label, or leave it out.")
         if self.split is not None and self.dataset is None:
             raise UsageError(f"--split {self.split} names a split of no dataset. Name the dataset with --dataset.")
         if (self.keys is not None) != self.file.endswith(".npy"):
@@ -77,6 +83,7 @@ def import_vectors(config: ImportConfig, home: Home) -> EmbeddingRecord:
         "version": version,
         "split": config.split,
         "observation": config.observation,
+        **_space(config),
     }
     embedding_id = embeddings.embedding_id_of(content)
     if storage.exists(embeddings.set_url(home, embedding_id, embeddings.MANIFEST)):
@@ -99,7 +106,7 @@ def import_vectors(config: ImportConfig, home: Home) -> EmbeddingRecord:
     record = EmbeddingRecord(
         embedding_id=embedding_id,
         name=config.name,
-        model=f"import:{config.name}",
+        model=f"import:{config.model or config.name}",
         run_id=None,
         observation=config.observation,
         dataset=config.dataset,
@@ -124,6 +131,13 @@ def import_vectors(config: ImportConfig, home: Home) -> EmbeddingRecord:
         files=tuple(files),
     )
     return embeddings.publish_set(home, record)
+
+
+def _space(config: ImportConfig) -> dict[str, Any]:
+    """What tells the space of a set of a labelled model, as `embed` records it by digests; nothing without a label."""
+    if config.model is None:
+        return {}
+    return {"weights": f"import:{config.model}", "tokenizer": "", "facts": {"modality": "as imported"}}
 
 
 # --- formats ------------------------------------------------------------------------------------------------------

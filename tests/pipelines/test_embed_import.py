@@ -14,6 +14,9 @@ import pytest
 from numpy.typing import NDArray
 
 from catalog import embeddings, lake
+from catalog.embeddings import EmbeddingRecord
+from indexing.search import text_facts
+from indexing.spaces import check_same_space, space_of
 from infra import storage
 from infra.cli import run as goodviews
 from infra.errors import ConflictError, InputError, UsageError
@@ -96,6 +99,31 @@ def test_importing_again_changes_nothing_and_another_name_is_refused(home: Home,
         import_vectors(ImportConfig(file=file, name="yours"), home)
     with lake.reading(home) as reader:
         assert reader.rows("SELECT count(*) FROM main.embeddings") == [(1,)]
+
+
+def test_imports_of_one_label_are_of_one_space_and_others_are_not_known_to_be(
+    home: Home, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def labelled(name: str, model: str | None) -> EmbeddingRecord:
+        file = npz(tmp_path / f"{name}.npz", keys=np.array(KEYS), vectors=VECTORS * (1 + ord(name)))
+        return import_vectors(ImportConfig(file=file, name=name, model=model), home)
+
+    one, two, other, unlabelled = (labelled(*pair) for pair in (("a", "m"), ("b", "m"), ("c", "n"), ("d", None)))
+    assert [record.model for record in (one, two, other, unlabelled)] == ["import:m"] * 2 + ["import:n", "import:d"]
+    assert space_of(one) == space_of(two) and space_of(one) is not None and space_of(unlabelled) is None
+    check_same_space(one, two)
+    assert not caplog.messages
+    with pytest.raises(InputError, match="differ in weights"):
+        check_same_space(one, other)
+    check_same_space(one, unlabelled)
+    assert "is not known" in caplog.text
+    with pytest.raises(InputError, match="was imported"):
+        text_facts(one)
+    # The same file under another label is another set.
+    again = import_vectors(ImportConfig(file=str(tmp_path / "a.npz"), name="e", model="n"), home)
+    assert again.embedding_id != one.embedding_id
+    with pytest.raises(UsageError, match="--model is empty"):
+        ImportConfig(file="a.npz", name="a", model=" ")
 
 
 @pytest.mark.parametrize(
@@ -204,3 +232,5 @@ def test_the_command_line_imports(home: Home, tmp_path: Path, capsys: pytest.Cap
     assert "mine (" in (said := capsys.readouterr().out) and "4 scenes x 3" in said
     assert goodviews(["embed", "import", file, "--name", "mine", "--home", home.url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 4
+    assert goodviews(["embed", "import", file, "--name", "m", "--model", "clip", "--home", home.url, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == "import:clip"

@@ -74,8 +74,9 @@ def training_part(record: EmbeddingRecord) -> Part | None:
 
 
 def scored_part(record: EmbeddingRecord, sides: Sequence[EmbeddingRecord]) -> Part | None:
-    """The dataset that is scored, with the roles of the captions that were shown, if any were."""
+    """The dataset that is scored, with the roles of the captions that either side was shown; all if a side saw all."""
     if record.dataset is None or record.version is None:
         return None
-    roles = next((side.roles for side in sides if side.observation in ("captions", "scenes")), ())
-    return Part(dataset=record.dataset, version=record.version, split=record.split, roles=tuple(roles))
+    shown = [side.roles for side in sides if side.observation in ("captions", "scenes")]
+    roles = {role for one in shown for role in one} if all(shown) else set[str]()
+    return Part(dataset=record.dataset, version=record.version, split=record.split, roles=tuple(sorted(roles)))

@@ -6,7 +6,7 @@ Invariant: value, chance and interval belong to the same items, the same pair of
 
 Intervals: metrics over neighbours draw the items' contributions again. CKA, unbiased CKA and CKNNA weigh the items in the
 formula itself, SVCCA is computed anew and its draws are centred on the value; as that costs more, they take fewer draws
-(`Score.draws`). Under `huh2024` the pair of layers stays the chosen one. N items.
+(`Score.draws`), and CKA of very many items takes none (`why_no_interval`). Under `huh2024` the pair of layers stays the chosen one. N items.
 
 Coverage of 95 % intervals, measured over 400 worlds of 200 items (tests/experiments/interval_coverage.py): R@1 .97, CKA .96,
 unbiased CKA .96, CKNNA 1.00 (too wide), cycle .93, edit .91, LCS .87, mutual k-NN .84: with neighbours held fixed, the
@@ -15,6 +15,7 @@ noise that an item adds to the lists of others is left out, and an interval of m
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ import numpy.typing as npt
 
 from indexing import bootstrap
 from indexing.bootstrap import BootstrapConfig, Interval
-from indexing.calibration import CalibrationConfig, calibrate
+from indexing.calibration import Calibration, CalibrationConfig, calibrate
 from indexing.kernels import CKA, CKNNA, SVCCA, Kernel
 from indexing.layers import Layers, ProtocolConfig, best_pair, prepare
 from indexing.metrics import NEIGHBOUR_METRICS, NeighbourLists, neighbour_lists
@@ -35,12 +36,15 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Ids: TypeAlias = npt.NDArray[np.int64]
 
 KERNEL_METRICS: Final = ("cka", "unbiased_cka", "cknna", "svcca")
+PAIRED_METRICS: Final = ("cka", "unbiased_cka")
 METRICS: Final = (*NEIGHBOUR_METRICS, *KERNEL_METRICS)
 
 KERNEL_DRAWS: Final = 1_000
 COSTLY_DRAWS: Final = 200
 "Of SVCCA, and of kernels from this many items on:"
 COSTLY_ITEMS: Final = 5_000
+MOST_PAIRED_ITEMS: Final = 100_000
+"A draw of CKA weighs all pairs of items: beyond this many there is no interval."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +71,8 @@ class AlignConfig:
 class Score:
     """A value of one metric and what belongs to it.
 
-    chance: what independent spaces score; k / (N - 1) for mutual k-NN, else the mean of the shuffled scores. ties: share of
-    items whose list ends inside a tie, the larger of both sides; None where no neighbours are looked for. undefined: items
+    chance: what independent spaces score; k / (N - 1) for mutual k-NN of one pair of layers, else the mean of the shuffled
+    scores (under huh2024: of their maxima), None without any. ties: share of items whose list ends inside a tie, the larger of both sides; None where no neighbours are looked for. undefined: items
     whose vector is zero on a side. draws: bootstrap draws behind low and high.
     """
 
@@ -124,12 +128,40 @@ def score(left: Layers, right: Layers, config: AlignConfig) -> list[Scored]:
     left, right: number of a layer -> rows (N, D); row i is one item on both sides. Raises InputError when the sides differ
     in N, for too few items, and for rows that hold NaN or an infinity.
     """
-    sides = Side(left, config), Side(right, config)
-    if sides[0].n != sides[1].n:
+    return score_sides(Side(left, config), Side(right, config), config)
+
+
+def score_sides(left: Side, right: Side, config: AlignConfig) -> list[Scored]:
+    """`score` of sides that may be scored again with others: their neighbours are searched once."""
+    if left.n != right.n:
         raise InputError(
-            f"The left side has {sides[0].n:,} items and the right {sides[1].n:,}; row i must be the same item on both. Join them by key first."
+            f"The left side has {left.n:,} items and the right {right.n:,}; row i must be the same item on both. Join them by key first."
         )
-    return [_score(metric, sides[0], sides[1], config) for metric in config.metrics]
+    return [_score(metric, left, right, config) for metric in config.metrics]
+
+
+def values_of(left: Side, right: Side, config: AlignConfig) -> list[float | None]:
+    """Values alone, without intervals and permutations; None for a metric that these items are too few for."""
+    bare = dataclasses.replace(
+        config,
+        bootstrap=dataclasses.replace(config.bootstrap, draws=0),
+        calibration=dataclasses.replace(config.calibration, permutations=0),
+    )
+    found: list[float | None] = []
+    for metric in config.metrics:
+        try:
+            (one,) = score_sides(left, right, dataclasses.replace(bare, metrics=(metric,)))
+            found.append(one.score.value)
+        except InputError:
+            found.append(None)
+    return found
+
+
+def why_no_interval(metric: str, n: int) -> str | None:
+    """The sentence for a metric that takes no draws over so many items; None where it does."""
+    if metric not in PAIRED_METRICS or n <= MOST_PAIRED_ITEMS:
+        return None
+    return f"{metric} over {n:,} items has no interval, since every draw would weigh every pair of them; score {MOST_PAIRED_ITEMS:,} or fewer (--keys) for one"
 
 
 def difference(left: Scored, right: Scored, config: AlignConfig) -> Interval:
@@ -165,19 +197,20 @@ def _score(metric: str, left: Side, right: Side, config: AlignConfig) -> Scored:
         interval, draws = bootstrap.mean_interval(contributions_N, config.bootstrap), config.bootstrap.draws
     else:
         fewer = _fewer(metric, left.n, config.bootstrap)
-        contributions_N, draws_B = None, bootstrap.weighted_values(grid.kernel(pair).weighted, left.n, fewer)
+        is_paired = metric in PAIRED_METRICS
+        draws_B = bootstrap.weighted_values(grid.kernel(pair).weighted, left.n, fewer, at_once=is_paired)
+        contributions_N = None
         if metric == "svcca":
             # Copies of an item correlate with themselves, which raises every draw; the spread is what is wanted.
             draws_B += value - draws_B.mean() if len(draws_B) else 0
         interval, draws = bootstrap.interval_of(value, draws_B, fewer), fewer.draws
     with_lists = metric in NEIGHBOUR_METRICS or metric == "cknna"
-    shuffled_mean = None if calibration is None else calibration.mean
     found = Score(
         metric=metric,
         value=value,
         low=interval.low,
         high=interval.high,
-        chance=config.k / (left.n - 1) if metric == "mutual_knn" else shuffled_mean,
+        chance=_chance(metric, (left, right), config, calibration),
         calibrated=None if calibration is None else calibration.calibrated,
         p_value=None if calibration is None else calibration.p_value,
         threshold=None if calibration is None else calibration.threshold,
@@ -192,6 +225,15 @@ def _score(metric: str, left: Side, right: Side, config: AlignConfig) -> Scored:
         selection=config.protocol.selection,
     )
     return Scored(score=found, contributions_N=contributions_N, draws_B=draws_B)
+
+
+def _chance(
+    metric: str, sides: tuple[Side, Side], config: AlignConfig, calibration: Calibration | None
+) -> float | None:
+    """See `Score`. A maximum over pairs of layers is above k / (N - 1) by chance alone."""
+    if metric == "mutual_knn" and all(len(side.layers) == 1 for side in sides):
+        return config.k / (sides[0].n - 1)
+    return None if calibration is None else calibration.mean
 
 
 class _Grid:
@@ -227,5 +269,7 @@ class _Grid:
 
 
 def _fewer(metric: str, n: int, config: BootstrapConfig) -> BootstrapConfig:
+    if why_no_interval(metric, n):
+        return dataclasses.replace(config, draws=0)
     most = COSTLY_DRAWS if metric == "svcca" or n >= COSTLY_ITEMS else KERNEL_DRAWS
-    return BootstrapConfig(draws=min(config.draws, most), level=config.level, seed=config.seed)
+    return dataclasses.replace(config, draws=min(config.draws, most))

@@ -3,7 +3,7 @@
 Owns: percentile intervals of means and of paired differences, and the weights that other statistics are computed under.
 Does not own: what an item contributes.
 Invariants: the draws depend on the seed, the number of items and the number of draws alone, so two systems scored on one
-set of items are compared on the same draws; memory is bounded by the block.
+set of items are compared on the same draws; memory is bounded by the block, unless all draws are asked for at once.
 
 What such an interval covers: another sample of items of that size, scored against neighbours (or a gallery, or a map) that
 are as good as these. What it does not cover: another training seed, another split, and the noise that a drawn item adds to
@@ -97,16 +97,30 @@ def ratio_interval(tops_N: Floats, bottoms_N: Floats, config: BootstrapConfig) -
     return _interval(float(tops_N.sum()) / total, tops_B / bottoms_B, config)
 
 
-def weighted_values(statistic: Callable[[Floats], Floats], n: int, config: BootstrapConfig) -> Floats:
+def weighted_values(
+    statistic: Callable[[Floats], Floats], n: int, config: BootstrapConfig, *, at_once: bool = False
+) -> Floats:
     """A statistic (B,) of drawn items for which a mean of contributions will not do.
 
-    statistic: weights (N, b), how often each item was drawn -> values (b,).
+    statistic: weights (N, b), how often each item was drawn -> values (b,). at_once: one call for all draws, which takes
+    8 N B bytes, for a statistic that goes over all pairs of items in every call.
     """
-    values: list[Floats] = []
-    for items in blocks_of_items(n, config):
-        weights_bN = np.stack([np.bincount(row, minlength=n) for row in items])
-        values.append(statistic(np.ascontiguousarray(weights_bN.T, np.float64)))
-    return np.concatenate(values) if values else np.empty(0)
+    if not config.draws:
+        return np.empty(0)
+    if at_once:
+        whole_NB = np.empty((n, config.draws))
+        first = 0
+        for items in blocks_of_items(n, config):
+            whole_NB[:, first : first + len(items)] = _weights(items, n)
+            first += len(items)
+        return statistic(whole_NB)
+    return np.concatenate([statistic(_weights(items, n)) for items in blocks_of_items(n, config)])
+
+
+def _weights(items_bN: npt.NDArray[np.int32], n: int) -> Floats:
+    """How often each item was drawn (N, b)."""
+    counts_bN = np.stack([np.bincount(row, minlength=n) for row in items_bN])
+    return np.ascontiguousarray(counts_bN.T, np.float64)
 
 
 def interval_of(value: float, draws_B: Floats, config: BootstrapConfig) -> Interval:

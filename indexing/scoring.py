@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,13 +23,23 @@ import pyarrow.parquet as pq
 from catalog import embeddings
 from catalog.alignments import AlignmentRow, alignment_url, digest_of, record_alignments
 from catalog.embeddings import EmbeddingRecord
-from indexing.alignment import AlignConfig, Score, Scored, difference, score
+from indexing.alignment import (
+    AlignConfig,
+    Score,
+    Scored,
+    Side,
+    difference,
+    score_sides,
+    values_of,
+    why_no_interval,
+)
 from indexing.joins import JoinConfig, Joined, Keys, common_rows, join, scene_vectors
 from indexing.leakage import Leakage, Unknown, leakage
-from indexing.metrics import neighbour_lists
 from infra import storage
-from infra.errors import InputError
+from infra.errors import GoodviewsError, InputError
 from infra.home import Home
+
+_log = logging.getLogger(__name__)
 
 SHOWN_ITEMS: Final = 64
 "Scenes whose neighbours are kept for a page."
@@ -61,23 +72,30 @@ def score_sets(home: Home, config: ScoringConfig) -> list[dict[str, Any]]:
     joined = _joined(home, left, right, config)
     if rival is not None:
         joined, other = _paired(joined, _joined(home, rival, right, config))
-        rivals = score(other.left.layers, other.right.layers, config.align)
-    found = score(joined.left.layers, joined.right.layers, config.align)
+    sides = Side(joined.left.layers, config.align), Side(joined.right.layers, config.align)
+    found = score_sides(*sides, config.align)
     leaked = leakage(home, [left, right], joined.keys_S.tolist())
-    rest = _without(joined, leaked, config.align)
-    moments = _moments(home, joined, config)
+    beside = {"without_leaked": _without(joined, leaked, config.align), **_moments(home, joined, sides, config)}
+    # The rival is joined with RIGHT on the same scenes, so that side stays as it is.
+    rivals = [] if rival is None else score_sides(Side(other.left.layers, config.align), sides[1], config.align)
+    facts = _Facts(leaked=leaked, wanted=None if config.keys is None else len(read_key_file(config.keys)))
     rows = []
     for place, one in enumerate(found):
-        values = {name: scores[place].value for name, scores in moments.items()}
-        without = None if rest is None else rest[place].value
-        rows.append(_row(joined, one, config, leaked, {**values, "without_leaked": without}))
+        rows.append(_row(joined, one, config, facts, {name: values[place] for name, values in beside.items()}))
     record_alignments(home, rows)
-    _keep_neighbours(home, joined, rows)
+    _keep_neighbours(home, joined, sides, rows)
     out = [plain(row) for row in rows]
     if rival is not None:
-        pairs = zip(found, rivals, strict=True)
-        out += [_difference(a, b, left, rival, config) for a, b in pairs]
+        out += [_difference(a, b, left, rival, config) for a, b in zip(found, rivals, strict=True)]
     return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Facts:
+    """What all scores of one call have in common. wanted: scenes that a key file names."""
+
+    leaked: Leakage | Unknown
+    wanted: int | None
 
 
 def plain(row: AlignmentRow) -> dict[str, Any]:
@@ -122,14 +140,15 @@ def trained_on(left: EmbeddingRecord, right: EmbeddingRecord) -> tuple[int | Non
 
 
 def read_key_file(path: str) -> Keys:
-    """Scene keys, one a line, sorted and unique. Raises InputError when it is empty or not text."""
+    """Scene keys, one a line, sorted and unique; a key may hold spaces. Raises InputError when it is empty or not text."""
     try:
-        lines = storage.read_bytes(storage.absolute(path)).decode("utf-8").split()
+        lines = storage.read_bytes(storage.absolute(path)).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 text ({error}). Give a file with one scene key a line.") from error
-    if not lines:
+    keys = {line.strip() for line in lines} - {""}
+    if not keys:
         raise InputError(f"{path} names no scene. Give a file with one scene key a line.")
-    return np.array(sorted(set(lines)), object)
+    return np.array(sorted(keys), object)
 
 
 def _joined(home: Home, left: EmbeddingRecord, right: EmbeddingRecord, config: ScoringConfig) -> Joined:
@@ -162,59 +181,66 @@ def _paired(joined: Joined, other: Joined) -> tuple[Joined, Joined]:
     return joined.take(rows), other.take(others)
 
 
-def _without(joined: Joined, leaked: Leakage | Unknown, config: AlignConfig) -> list[Score] | None:
-    """The scores of the scenes that did not leak; None when all did, too few are left, or nothing is known."""
+def _without(joined: Joined, leaked: Leakage | Unknown, config: AlignConfig) -> list[float | None]:
+    """The scores of the scenes that did not leak, each None when too few are left for it or nothing is known."""
+    nothing: list[float | None] = [None] * len(config.metrics)
     if isinstance(leaked, Unknown):
-        return None
+        return nothing
     kept = np.flatnonzero([key not in leaked.leaked for key in joined.keys_S])
-    if len(kept) < config.k + 2:
-        return None
-    return _values(joined.take(kept), config)
+    if not len(kept):
+        return nothing
+    rest = joined.take(kept)
+    return values_of(Side(rest.left.layers, config), Side(rest.right.layers, config), config)
 
 
-def _values(joined: Joined, config: AlignConfig) -> list[Score]:
-    """Scores without intervals and permutations."""
-    bare = dataclasses.replace(
-        config,
-        bootstrap=dataclasses.replace(config.bootstrap, draws=0),
-        calibration=dataclasses.replace(config.calibration, permutations=0),
-    )
-    return [one.score for one in score(joined.left.layers, joined.right.layers, bare)]
-
-
-def _moments(home: Home, joined: Joined, config: ScoringConfig) -> dict[str, list[Score]]:
-    """The same scores for earlier moments of the run behind the left set, or else the right one."""
-    found: dict[str, list[Score]] = {}
-    sides = (joined.left.record, joined.right.record)
-    place = next((i for i, record in enumerate(sides) if record.run_id is not None), None)
+def _moments(
+    home: Home, joined: Joined, sides: tuple[Side, Side], config: ScoringConfig
+) -> dict[str, list[float | None]]:
+    """The same scores for earlier moments of the run behind the left set, or else the right one: same scenes, same layers."""
+    found: dict[str, list[float | None]] = {}
+    both = (joined.left, joined.right)
+    place = next((i for i, side in enumerate(both) if side.record.run_id is not None), None)
     if place is None:
         return found
+    layers = list(both[place].layers)
     for column, moment in MOMENTS.items():
-        earlier = earlier_set(home, sides[place], moment)
-        if earlier is not None:
-            records = (earlier, sides[1]) if place == 0 else (sides[0], earlier)
-            _, same = _paired(joined, _joined(home, *records, config))
-            if len(same.keys_S) == len(joined.keys_S):
-                found[column] = _values(same, config.align)
+        earlier = earlier_set(home, both[place].record, moment, layers)
+        if earlier is None:
+            continue
+        try:
+            vectors = scene_vectors(home, earlier, layers, config.join)
+            rows, _ = common_rows(vectors.keys_S, joined.keys_S)
+            if len(rows) < len(joined.keys_S):
+                continue
+            side = Side(vectors.take(rows).layers, config.align)
+            ordered = (side, sides[1]) if place == 0 else (sides[0], side)
+            found[column] = values_of(*ordered, config.align)
+        except GoodviewsError as error:
+            # The score stands without it.
+            _log.warning("The moment %r of run %s is left out: %s", moment, both[place].record.run_id, error)
     return found
 
 
-def earlier_set(home: Home, record: EmbeddingRecord, moment: str) -> EmbeddingRecord | None:
-    """The set of the same run, dataset, split, roles and observation at that moment; None when nobody embedded it."""
-    facts = ("dataset", "version", "split", "observation", "roles", "pooling", "averaging")
+def earlier_set(
+    home: Home, record: EmbeddingRecord, moment: str, layers: Collection[int] = ()
+) -> EmbeddingRecord | None:
+    """The newest set of that moment of the run that was made as this one and holds these layers; None without any."""
+    facts = ("dataset", "version", "split", "observation", "roles", "pooling", "averaging", "max_length")
     alike = [
         other
         for other in embeddings.list_sets(home)
         if other.model == f"run:{record.run_id}@{moment}"
+        and set(layers) <= set(other.layers)
         and all(getattr(other, name) == getattr(record, name) for name in facts)
     ]
     return alike[-1] if alike else None
 
 
 def _row(
-    joined: Joined, scored: Scored, config: ScoringConfig, leaked: Leakage | Unknown, extra: Mapping[str, float | None]
+    joined: Joined, scored: Scored, config: ScoringConfig, facts: _Facts, extra: Mapping[str, float | None]
 ) -> AlignmentRow:
-    found, left, right = scored.score, joined.left.record, joined.right.record
+    found, left, right, leaked = scored.score, joined.left.record, joined.right.record, facts.leaked
+    not_found = None if facts.wanted is None else facts.wanted - len(joined.keys_S)
     details: dict[str, Any] = {
         "undefined": found.undefined,
         "threshold": found.threshold,
@@ -223,7 +249,8 @@ def _row(
         "right_only": joined.right_only,
         "without_leaked": extra["without_leaked"],
         "leaked": leaked.reason if isinstance(leaked, Unknown) else leaked.counts,
-        "alarms": alarms(found.ties, found.undefined),
+        "keys_not_found": not_found,
+        "alarms": alarms(found, config, not_found),
     }
     samples, tokens = trained_on(left, right)
     scored_digest = digest_of(joined.keys_S)
@@ -264,16 +291,19 @@ def _row(
     )
 
 
-def alarms(ties: float | None, undefined: int) -> list[str]:
+def alarms(found: Score, config: ScoringConfig, keys_not_found: int | None = None) -> list[str]:
     """Sentences about a score that should not be believed as it stands."""
     said = []
-    if ties is not None and ties > 0.5:
+    if found.ties is not None and found.ties > 0.5:
         said.append(
-            f"{ties:.0%} of the items have ties where their list ends: a side has collapsed or repeats its vectors"
+            f"{found.ties:.0%} of the items have ties where their list ends: a side has collapsed or repeats its vectors"
         )
-    if undefined:
-        said.append(f"{undefined:,} items have a zero vector: they have no neighbours and score 0")
-    return said
+    if found.undefined:
+        said.append(f"{found.undefined:,} items have a zero vector: they have no neighbours and score 0")
+    if keys_not_found:
+        said.append(f"{keys_not_found:,} of the scenes of {config.keys} are not in all sets and were not scored")
+    missing = why_no_interval(found.metric, found.n)
+    return said + ([missing] if missing and config.align.bootstrap.draws else [])
 
 
 def _difference(
@@ -296,16 +326,15 @@ def _difference(
     }
 
 
-def _keep_neighbours(home: Home, joined: Joined, rows: Sequence[AlignmentRow]) -> None:
+def _keep_neighbours(home: Home, joined: Joined, sides: tuple[Side, Side], rows: Sequence[AlignmentRow]) -> None:
     """neighbours.parquet of the mutual k-NN score: scene_key, left, right, for scenes spread evenly over the sorted keys."""
     for row in rows:
         if row.metric != "mutual_knn" or row.k is None:
             continue
         chosen = np.unique(np.linspace(0, len(joined.keys_S) - 1, SHOWN_ITEMS).astype(np.int64))
-        sides = ((joined.left, row.left_layer), (joined.right, row.right_layer))
+        layers = (row.left_layer or 0, row.right_layer or 0)
         lists = [
-            _named(joined.keys_S, neighbour_lists(side.layers[layer or 0], k=row.k).ids_NK[chosen])
-            for side, layer in sides
+            _named(joined.keys_S, side.lists(layer).ids_NK[chosen]) for side, layer in zip(sides, layers, strict=True)
         ]
         names = pa.array(joined.keys_S[chosen], pa.large_string())
         table = pa.table({"scene_key": names, "left": lists[0], "right": lists[1]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +54,22 @@ def test_weights_are_the_counts_of_the_same_draws() -> None:
     values = np.random.default_rng(2).normal(size=41)
     weighted = weighted_values(lambda w_NB: values @ w_NB / 41, 41, config)
     assert weighted == pytest.approx(bootstrap.resampled_means(values[None], config)[0])
+
+
+def test_a_statistic_over_pairs_is_asked_once_for_the_same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "BLOCK_DRAWS", 41 * 7)
+    config = BootstrapConfig(draws=300)
+    asked: list[tuple[int, ...]] = []
+
+    def statistic(w_NB: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        asked.append(w_NB.shape)
+        return np.asarray(np.arange(41) @ w_NB)
+
+    blocks = weighted_values(statistic, 41, config)
+    assert len(asked) == 43
+    assert np.array_equal(weighted_values(statistic, 41, config, at_once=True), blocks)
+    assert asked[43:] == [(41, 300)]
+    assert not len(weighted_values(statistic, 41, BootstrapConfig(draws=0), at_once=True)) and len(asked) == 44
 
 
 def test_undefined_draws_give_no_interval() -> None:

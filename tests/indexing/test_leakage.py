@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from catalog.overlap import Part
 from indexing.alignment import AlignConfig
 from indexing.bootstrap import BootstrapConfig
 from indexing.calibration import CalibrationConfig
-from indexing.leakage import Leakage, Unknown, leakage, training_part
+from indexing.kernels import unbiased_cka
+from indexing.layers import ProtocolConfig
+from indexing.leakage import Leakage, leakage, scored_part
 from indexing.mapping import MappingConfig, rotate_sets
+from indexing.maps import PICKS_FILE, map_url
 from indexing.metrics import mutual_knn
 from indexing.scoring import ScoringConfig, score_sets
 from infra.home import Home, resolve
@@ -68,24 +73,40 @@ def test_the_score_stands_without_the_scenes_that_leaked(home: Home) -> None:
 
 
 def test_no_leak_is_zero_and_everything_leaked_leaves_no_score(home: Home) -> None:
-    put_sets(home, *datasets(home, shared=0))
+    web, photos = datasets(home, shared=0)
+    put_sets(home, web, photos)
     (row,) = score_sets(home, ScoringConfig(left="x", right="y", align=QUIET))
-    assert row["leakage"] == 0 and row["without_leaked"] == pytest.approx(row["value"])
-
-
-def test_training_on_the_scored_scenes_leaks_all_of_them(home: Home) -> None:
-    _, photos = datasets(home, shared=0)
-    put_sets(home, photos, photos)
-    (row,) = score_sets(home, ScoringConfig(left="x", right="y", align=QUIET))
+    assert row["leakage"] == 0 and row["without_leaked"] == row["value"]
+    put_sets(home, photos, photos, ("a", "b"))
+    (row,) = score_sets(home, ScoringConfig(left="a", right="b", align=QUIET))
     assert row["leakage"] == 1.0 and row["without_leaked"] is None
+
+
+def test_a_metric_with_too_few_scenes_left_says_nothing_and_the_others_stand(home: Home) -> None:
+    x, y = put_sets(home, *datasets(home, shared=N - 8))
+    asked = dataclasses.replace(QUIET, metrics=("svcca", "mutual_knn", "unbiased_cka"))
+    for protocol in ("plain", "huh2024"):
+        config = dataclasses.replace(asked, protocol=ProtocolConfig(name=protocol))
+        rows = score_sets(home, ScoringConfig(left="x", right="y", align=config))
+        assert rows[0]["value"] > 0 and rows[0]["without_leaked"] is None
+        assert None not in (rows[1]["without_leaked"], rows[2]["without_leaked"])
+        if protocol == "plain":
+            assert rows[1]["without_leaked"] == pytest.approx(mutual_knn(x[-8:], y[-8:], k=5))
+            assert rows[2]["without_leaked"] == pytest.approx(unbiased_cka(x[-8:], y[-8:]))
 
 
 def test_recall_without_leaked_queries_keeps_the_gallery(home: Home) -> None:
     put_sets(home, *datasets(home, shared=10))
     config = MappingConfig(left="x", right="y", fit_pairs=20, splits=1, bootstrap=BootstrapConfig(draws=0))
     row = rotate_sets(home, config)[0]
-    assert row["leakage"] == 0.25 and row["n"] == 20
-    assert row["without_leaked"] is not None and 0 <= row["without_leaked"] <= 1
+    assert (row["leakage"], row["n"], row["direction"]) == (0.25, 20, "left_to_right")
+    leaked = {key for key, _ in scene_keys(10)}
+    picks = pq.read_table(map_url(home, row["map_id"], PICKS_FILE)).to_pylist()
+    ranks = {p["scene_key"]: p["rank"] for p in picks if p["direction"] == row["direction"]}
+    assert 0 < len(leaked & set(ranks)) < len(ranks) == 20
+    hits = {key: rank == 1 for key, rank in ranks.items()}
+    assert row["value"] == pytest.approx(np.mean(list(hits.values())))
+    assert row["without_leaked"] == pytest.approx(np.mean([hit for key, hit in hits.items() if key not in leaked]))
 
 
 def test_what_nobody_recorded_is_unknown_and_not_zero(home: Home) -> None:
@@ -101,14 +122,55 @@ def test_what_nobody_recorded_is_unknown_and_not_zero(home: Home) -> None:
     assert row["leakage"] is None and "holds no scene of gone@0" in row["leaked"]
 
 
-def test_roles_and_split_of_the_training_set_are_read_from_the_record(home: Home) -> None:
-    record = put_set(
-        home,
-        "z",
-        scene_keys(3),
-        {0: np.eye(3)},
-        config={"training": {"dataset": "d", "version": "v", "split": "train", "roles": ["alt"]}},
-    )
-    assert training_part(record) == Part(dataset="d", version="v", split="train", roles=("alt",))
-    assert isinstance(leakage(home, [record], ["a"]), Unknown)
-    assert Leakage(leaked=frozenset("a"), share=0.5, counts={}).share == 0.5
+def test_roles_and_split_of_the_training_set_decide_what_leaked(home: Home) -> None:
+    texts = {key: [f"alt/only {i}" if i < 4 else f"human/only {i}"] for i, (key, _) in enumerate(scene_keys(N))}
+    web = put_dataset(home, "web2", {f"w{key}": said for key, said in texts.items()})
+    said = {key: [text.partition("/")[2] for text in found] for key, found in texts.items()}
+    photos = put_dataset(home, "photos2", said, split="test", source="coco")
+    counts = {}
+    for name, roles in (("alt", ("alt",)), ("human", ("human",)), ("all", ())):
+        put_sets(home, dataclasses.replace(web, roles=roles), photos, (f"x {name}", f"y {name}"))
+        (row,) = score_sets(home, ScoringConfig(left=f"x {name}", right=f"y {name}", align=QUIET))
+        counts[name] = row["leaked"]["web2@0123456789abcdef/train"]["any"]
+    assert counts == {"alt": 4, "human": N - 4, "all": N}
+    put_sets(home, dataclasses.replace(web, split="val"), photos, ("x val", "y val"))
+    (row,) = score_sets(home, ScoringConfig(left="x val", right="y val", align=QUIET))
+    assert row["leakage"] is None and "holds no scene of web2@0123456789abcdef/val" in row["leaked"]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "roles"),
+    [
+        (("captions", ("human",)), ("captions", ("alt",)), ("alt", "human")),
+        (("captions", ("human",)), ("images", ()), ("human",)),
+        (("images", ()), ("scenes", ("alt",)), ("alt",)),
+        (("captions", ("human",)), ("scenes", ()), ()),
+        (("images", ()), ("images", ()), ()),
+    ],
+)
+def test_the_captions_of_both_sides_are_looked_for(
+    home: Home, left: tuple[str, tuple[str, ...]], right: tuple[str, tuple[str, ...]], roles: tuple[str, ...]
+) -> None:
+    facts = {"dataset": "d", "version": "1", "split": "test"}
+    sides = [
+        put_set(home, name, scene_keys(3), {0: np.eye(3)}, observation=side[0], roles=side[1], **facts)
+        for name, side in (("l", left), ("r", right))
+    ]
+    assert [scored_part(side, sides) for side in sides] == [Part(**facts, roles=roles)] * 2
+
+
+def test_a_caption_of_the_other_side_leaks_too(home: Home) -> None:
+    """The trained side was shown human captions, the other one alternatives, and the training set holds an alternative."""
+    web = put_dataset(home, "web", {"w": ["alt/said twice"]})
+    texts = {key: [f"human/own {i}", f"alt/{'said twice' if i < 3 else i}"] for i, (key, _) in enumerate(scene_keys(N))}
+    photos = put_dataset(home, "photos", texts, split="test", source="coco")
+    facts = {"dataset": photos.dataset, "version": photos.version, "split": "test", "observation": "scenes"}
+    trained: dict[str, Any] = {
+        "training": {"dataset": web.dataset, "version": web.version, "split": web.split, "roles": []}
+    }
+    sides = [
+        put_set(home, "l", scene_keys(N), {0: np.eye(N)}, roles=("human",), config=trained, **facts),
+        put_set(home, "r", scene_keys(N), {0: np.eye(N)}, roles=("alt",), **facts),
+    ]
+    found = leakage(home, sides, [key for key, _ in scene_keys(N)])
+    assert isinstance(found, Leakage) and found.leaked == {key for key, _ in scene_keys(3)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,14 @@ import pytest
 
 from catalog import embeddings
 from catalog.alignments import alignment_url, list_alignments
-from indexing import joins
+from indexing import alignment, joins
 from indexing.alignment import METRICS, AlignConfig
 from indexing.bootstrap import BootstrapConfig
 from indexing.calibration import CalibrationConfig
 from indexing.joins import JoinConfig, join, mean_of_groups, scene_vectors
-from indexing.layers import ProtocolConfig
-from indexing.metrics import mutual_knn
-from indexing.scoring import ScoringConfig, score_sets
+from indexing.layers import ProtocolConfig, prepare
+from indexing.metrics import mutual_knn, neighbour_lists
+from indexing.scoring import ScoringConfig, read_key_file, score_sets
 from infra.errors import InputError, UsageError
 from infra.home import Home, resolve
 from tests.indexing.sets import put_set, related, scene_keys
@@ -117,7 +118,7 @@ def test_every_metric_is_scored_recorded_and_told_with_what_it_needs(home: Home)
     rows = score_sets(home, asked(metrics=METRICS))
     assert [row["metric"] for row in rows] == list(METRICS)
     for row in rows:
-        assert row["low"] <= row["value"] + 0.1 and row["low"] < row["high"], row["metric"]
+        assert row["low"] <= row["value"] <= row["high"] and row["low"] < row["high"], row["metric"]
         assert row["p_value"] == 1 / 20 and row["n"] == 60 and row["chance"] < row["value"], row["metric"]
         assert (row["samples"], row["tokens"], row["layers"]) == (7, 8, [0, 0])
         assert row["leakage"] is None and "no training set" in row["leaked"]
@@ -184,6 +185,106 @@ def test_earlier_moments_of_the_run_stand_beside_its_score(home: Home) -> None:
     assert turned["untrained_value"] == row["untrained_value"]
 
 
+def test_an_earlier_moment_of_other_layers_or_of_another_make_stands_beside_nothing(home: Home) -> None:
+    x, y = related(0, 50, 6, 5)
+    g = np.random.default_rng(5)
+    weak, noise = x + g.normal(size=x.shape), g.normal(size=x.shape)
+    facts = {"run_id": "r1", "dataset": "d", "version": "1", "split": "test"}
+    put_set(home, "last", scene_keys(50), {3: x, 7: noise}, model="run:r1", max_length=64, **facts)
+    put_set(home, "e1", scene_keys(50), {7: weak}, model="run:r1@epoch-001", max_length=64, **facts)
+    put_set(home, "e0", scene_keys(50), {3: weak, 9: weak}, model="run:r1@untrained", max_length=64, **facts)
+    put_set(home, "short", scene_keys(50), {3: x, 7: x}, model="run:r1@untrained", max_length=32, **facts)
+    put_set(home, "cls", scene_keys(50), {3: x, 7: x}, model="run:r1@untrained", max_length=64, pooling="cls", **facts)
+    put_set(home, "y", scene_keys(50), {0: y})
+    at_weak = pytest.approx(mutual_knn(weak.astype(np.float32), y, k=5))
+    for options, untrained, first_epoch in (
+        ({}, None, at_weak),
+        ({"left_layer": 3}, at_weak, None),
+        ({"protocol": ProtocolConfig(name="huh2024")}, None, None),
+    ):
+        (row,) = score_sets(home, asked(left="last", **options))
+        assert (row["untrained_value"], row["first_epoch_value"]) == (untrained, first_epoch), options
+
+
+def test_a_broken_earlier_moment_does_not_take_the_score_with_it(home: Home) -> None:
+    x, y = related(0, 50, 6, 5)
+    facts = {"run_id": "r1", "dataset": "d", "version": "1", "split": "test"}
+    put_set(home, "last", scene_keys(50), {0: x}, model="run:r1", **facts)
+    gone = put_set(home, "e0", scene_keys(50), {0: x}, model="run:r1@untrained", **facts)
+    Path(embeddings.set_url(home, gone.embedding_id, gone.files[0].path)).unlink()
+    cut = put_set(home, "e1", scene_keys(50), {0: x}, model="run:r1@epoch-001", **facts)
+    Path(embeddings.set_url(home, cut.embedding_id, cut.files[0].path)).write_bytes(b"")
+    put_set(home, "y", scene_keys(50), {0: y})
+    (row,) = score_sets(home, asked(left="last"))
+    assert row["value"] == pytest.approx(mutual_knn(x, y, k=5))
+    assert row["untrained_value"] is None and row["first_epoch_value"] is None
+
+
+def test_every_side_is_searched_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = related(0, 50, 6, 5)
+    g = np.random.default_rng(5)
+    facts = {"run_id": "r1", "dataset": "d", "version": "1", "split": "test"}
+    put_set(home, "last", scene_keys(50), {0: x}, model="run:r1", **facts)
+    put_set(home, "e0", scene_keys(50), {0: g.normal(size=x.shape)}, model="run:r1@untrained", **facts)
+    put_set(home, "z", scene_keys(50), {0: g.normal(size=x.shape)})
+    put_set(home, "y", scene_keys(50), {0: y})
+    searched = []
+
+    def counted(x_ND: Any, *, k: int) -> Any:
+        searched.append(x_ND.tobytes())
+        return neighbour_lists(x_ND, k=k)
+
+    monkeypatch.setattr(alignment, "neighbour_lists", counted)
+    score_sets(home, asked(left="last", against="z", metrics=("mutual_knn", "cycle_knn", "cknna")))
+    assert len(searched) == len(set(searched)) == 4
+
+
+def test_kept_neighbours_are_those_that_were_scored(home: Home) -> None:
+    """Clamping moves neighbours: what a page shows is what the protocol compared."""
+    x, y = related(0, 60, 6, 5)
+    x[:, 0] += 60 * (np.random.default_rng(0).random(60) < 0.3)
+    put_set(home, "x", scene_keys(60), {0: x, 1: 2 * x})
+    put_set(home, "y", scene_keys(60), {0: y})
+    (row,) = score_sets(home, asked(protocol=ProtocolConfig(name="huh2024")))
+    clamped = prepare({0: x, 1: 2 * x}, ProtocolConfig(name="huh2024"))[row["layers"][0]]
+    ids, raw = (neighbour_lists(table, k=5).ids_NK for table in (clamped, x))
+    assert not np.array_equal(ids, raw)
+    keys = [key for key, _ in scene_keys(60)]
+    kept = pq.read_table(alignment_url(home, row["alignment_id"], "neighbours.parquet")).to_pylist()
+    assert {line["scene_key"]: line["left"] for line in kept} == {
+        key: [keys[j] for j in ids[i]] for i, key in enumerate(keys)
+    }
+
+
+def test_chance_of_a_search_over_layers_is_that_of_the_search(home: Home) -> None:
+    g = np.random.default_rng(0)
+    for name in "xy":
+        put_set(home, name, scene_keys(50), {i: g.normal(size=(50, 6)) for i in range(4)})
+    huh = ProtocolConfig(name="huh2024")
+    (row,) = score_sets(home, asked(protocol=huh))
+    assert row["chance"] > 1.2 * 5 / 49 and row["value"] == pytest.approx(row["chance"], rel=0.35)
+    (one,) = score_sets(home, asked(protocol=huh, left_layer=0, right_layer=0))
+    assert one["chance"] == 5 / 49
+    bare = dataclasses.replace(asked(protocol=huh).align, calibration=CalibrationConfig(permutations=0))
+    assert score_sets(home, ScoringConfig(left="x", right="y", align=bare))[0]["chance"] is None
+
+
+def test_costly_metrics_take_fewer_draws_and_say_how_many(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = related(0, 30, 6, 5)
+    put_set(home, "x", scene_keys(30), {0: x})
+    put_set(home, "y", scene_keys(30), {0: y})
+    many = AlignConfig(metrics=METRICS, k=5, calibration=CalibrationConfig(permutations=0))
+    found = {row["metric"]: row for row in score_sets(home, ScoringConfig(left="x", right="y", align=many))}
+    kernels = {"cka": 1_000, "unbiased_cka": 1_000, "cknna": 1_000, "svcca": 200}
+    assert {name: row["draws"] for name, row in found.items()} == {**dict.fromkeys(METRICS, 10_000), **kernels}
+    monkeypatch.setattr(alignment, "MOST_PAIRED_ITEMS", 29)
+    found = {row["metric"]: row for row in score_sets(home, ScoringConfig(left="x", right="y", align=many))}
+    for name, row in found.items():
+        without = name in ("cka", "unbiased_cka")
+        assert (row["low"] is None, row["draws"] == 0, bool(row["alarms"])) == (without,) * 3, name
+    assert "cka over 30 items has no interval" in found["cka"]["alarms"][0]
+
+
 def test_layers_are_searched_by_huh2024_only_and_can_be_named(home: Home) -> None:
     x, y = related(0, 50, 6, 5)
     noise = np.random.default_rng(1).normal(size=x.shape)
@@ -204,12 +305,22 @@ def test_a_key_file_restricts_the_scenes_and_is_named_in_the_row(home: Home, tmp
     (tmp_path / "keys").write_text("\n".join(key for key, _ in scene_keys(20)) + "\nnowhere\n")
     (row,) = score_sets(home, asked(keys=str(tmp_path / "keys")))
     assert row["n"] == 20 and row["value"] == pytest.approx(mutual_knn(x[:20], y[:20], k=5))
-    assert "key file" in row["selection"]
+    assert "key file" in row["selection"] and row["keys_not_found"] == 1
+    assert any("1 of the scenes of" in alarm for alarm in row["alarms"])
     score_sets(home, asked())
     assert len(list_alignments(home)) == 2
     (tmp_path / "keys").write_text("nowhere")
     with pytest.raises(InputError, match="0 of the 1 scenes"):
         score_sets(home, asked(keys=str(tmp_path / "keys")))
+
+
+def test_keys_of_a_file_may_hold_spaces(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_bytes("\ufeffa dog.jpg \r\n\nb\na dog.jpg\n".encode())
+    assert read_key_file(str(tmp_path / "keys")).tolist() == ["a dog.jpg", "b"]
+    for content, sentence in ((b" \n", "names no scene"), (b"\xff", "not UTF-8")):
+        (tmp_path / "keys").write_bytes(content)
+        with pytest.raises(InputError, match=sentence):
+            read_key_file(str(tmp_path / "keys"))
 
 
 def test_f24_a_collapsed_set_raises_an_alarm(home: Home) -> None:

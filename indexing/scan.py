@@ -3,8 +3,9 @@
 Owns: queries with more ties or near ties at the last place than candidates. Does not own: the usual case (`indexing.knn`).
 Invariant: the result is the canonical one, and memory is bounded by the block however many rows tie.
 
-A row gets an exact score only if its float32 product comes within the error bound of the query's threshold; equal rows of a
-tile are scored once. So 10,000 equal rows cost one product of float32 and one score a tile.
+A row gets an exact score only if its float32 product comes within the error bound of the query's threshold, and of equal
+rows of a tile only the first k + 1 count: they come before the others, and one of them may be the query's own. Equal rows
+are scored once. So 10,000 equal rows cost one product of float32 and one score a tile.
 
 Q: queries of a block. B: rows of a tile that matter. U: distinct ones of them. K: neighbours wanted.
 """
@@ -49,7 +50,7 @@ def scan(
             floor_Q = threshold_M[part] - np.float32(2 * error_bound(base.dims))
             near_QB = unit_QD @ unit_BD.T >= floor_Q[:, None]
             near_QB &= ids_B != excluded_M[part][:, None]
-            matters_B = np.flatnonzero(near_QB.any(axis=0))
+            matters_B = tile.first_of_equals(np.flatnonzero(near_QB.any(axis=0)), k + 1)
             if len(matters_B):
                 scores_QB = _scores(queries, tile, rows_M[part], matters_B, near_QB[:, matters_B])
                 _keep_best(ids_MK[part], scores_MK[part], ids_B[matters_B], scores_QB)
@@ -58,20 +59,30 @@ def scan(
 
 
 class _Tile:
-    """Rows of the base with the digests of those that were asked for."""
+    """Rows of the base, and which of those that were asked for are equal."""
 
     def __init__(self, base: Rows, ids_B: npt.NDArray[np.int64]) -> None:
         self.base, self.ids_B = base, ids_B
-        self._digests_B = np.zeros(len(ids_B), "S16")
-        self._is_known_B = np.zeros(len(ids_B), np.bool_)
+        self._codes_B = np.full(len(ids_B), -1)
+        self._code_of: dict[bytes, int] = {}
 
-    def digests(self, places_B: npt.NDArray[np.int64]) -> npt.NDArray[np.bytes_]:
-        """Equal for equal rows."""
-        missing = places_B[~self._is_known_B[places_B]]
+    def codes(self, places_B: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """A number for each row, the same for equal rows."""
+        missing = places_B[self._codes_B[places_B] < 0]
         for place, row in zip(missing, self.base.x_ND[self.ids_B[missing]], strict=True):
-            self._digests_B[place] = hashlib.blake2b(row.tobytes(), digest_size=16).digest()
-        self._is_known_B[missing] = True
-        return self._digests_B[places_B]
+            digest = hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+            self._codes_B[place] = self._code_of.setdefault(digest, len(self._code_of))
+        return self._codes_B[places_B]
+
+    def first_of_equals(self, places_B: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
+        """The places, ascending, without those that have `most` equal rows before them."""
+        if len(places_B) <= most:
+            return places_B
+        codes_B = self.codes(places_B)
+        order_B = np.argsort(codes_B, kind="stable")
+        sorted_B = codes_B[order_B]
+        rank_B = np.arange(len(order_B)) - np.searchsorted(sorted_B, sorted_B)
+        return places_B[np.sort(order_B[rank_B < most])]
 
 
 def _unit(queries: Rows, rows_Q: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
@@ -86,7 +97,7 @@ def _scores(
     near_QB: npt.NDArray[np.bool_],
 ) -> npt.NDArray[np.float32]:
     """scores_QB of rows of the tile where near_QB, else -inf; each distinct row is scored once a query."""
-    _, first_U, distinct_B = np.unique(tile.digests(places_B), return_index=True, return_inverse=True)
+    _, first_U, distinct_B = np.unique(tile.codes(places_B), return_index=True, return_inverse=True)
     wanted_QU = np.zeros((len(rows_Q), len(first_U)), np.bool_)
     pair_q, pair_b = np.nonzero(near_QB)
     wanted_QU[pair_q, distinct_B[pair_b]] = True

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from indexing import knn, proposals
+from indexing import knn, proposals, scan
 from indexing.knn import KnnOptions, Neighbours, exact_knn, merge, search_part
 from indexing.proposals import Tiles, fit_to_gpu, is_on_gpu, propose
 from indexing.rows import Rows, cosines, error_bound
@@ -265,6 +265,31 @@ def test_f6_ten_thousand_equal_rows_and_a_few_others() -> None:
     # The one that is like nothing else sees the lowest of the equal rows first, unless another one is nearer.
     near = [j for j in found.ids_MK[17].tolist() if j not in (5000, 9999)]
     assert near == list(range(len(near)))
+
+
+def test_f6_a_collapsed_table_gives_rows_in_order_across_tiles_and_scores_few_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three directions and 9,000 rows, which are two tiles of the scan: k + 1 of each direction of a tile are enough."""
+    widths = []
+    keep_best = scan._keep_best
+
+    def counted(ids_QK: Any, scores_QK: Any, ids_B: Any, scores_QB: Any) -> None:
+        widths.append(scores_QB.shape[1])
+        keep_best(ids_QK, scores_QK, ids_B, scores_QB)
+
+    monkeypatch.setattr(scan, "_keep_best", counted)
+    code = np.random.default_rng(0).integers(0, 3, 9_000)
+    # So that the neighbours of the third direction lie in both tiles.
+    code[(np.arange(9_000) < scan.BASE_BLOCK) & (code == 2)] = 0
+    code[[5, 900]] = 2
+    found = exact_knn(noise(3, 8)[code], k=6)
+    members = [np.flatnonzero(code == c).tolist() for c in range(3)]
+    for i, ids in enumerate(found.ids_MK.tolist()):
+        assert ids == [j for j in members[code[i]][:7] if j != i][:6]
+    assert found.tie_rate == 1
+    # One more than k is wanted, to see ties, and one of the equal rows may be the query's own.
+    assert widths and max(widths) <= 3 * (6 + 1 + 1)
 
 
 def test_f6_many_distinct_rows_of_one_score_are_bounded_by_the_row_number() -> None:

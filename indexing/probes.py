@@ -109,8 +109,13 @@ def probe(
 
 
 def _usable(names: npt.NDArray[np.object_], scenes: npt.NDArray[np.object_], folds: int) -> npt.NDArray[np.bool_]:
-    scenes_by_class = {name: len(set(scenes[names == name])) for name in set(names)}
-    return np.array([scenes_by_class[name] >= folds for name in names], np.bool_)
+    """Whether the class of an item has as many scenes as there are folds."""
+    _, code_N = np.unique(names.astype(str), return_inverse=True)
+    _, scene_N = np.unique(scenes.astype(str), return_inverse=True)
+    pairs_P2 = np.unique(np.stack([code_N, scene_N], axis=1), axis=0)
+    scenes_of_class = np.bincount(pairs_P2[:, 0])
+    usable: npt.NDArray[np.bool_] = scenes_of_class[code_N] >= folds
+    return usable
 
 
 def _folds(
@@ -146,9 +151,10 @@ def _linear(x: npt.NDArray[np.generic], codes_N: Ids, train: Ids, test: Ids) -> 
 
 def _knn(x: npt.NDArray[np.generic], codes_N: Ids, train: Ids, test: Ids, k: int) -> Ids:
     found = exact_knn(x[train], k=min(k, len(train)), queries_MD=x[test])
+    codes_T = codes_N[train]
     out = np.full(len(test), -1)
     for row, ids in enumerate(found.ids_MK):
-        votes = codes_N[train][ids[ids >= 0]].tolist()
+        votes = codes_T[ids[ids >= 0]].tolist()
         if votes:
             counts = Counter(votes)
             out[row] = max(counts, key=lambda code: (counts[code], -votes.index(code)))

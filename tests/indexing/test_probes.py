@@ -83,6 +83,15 @@ def test_the_majority_class_is_chance_and_rare_classes_are_left_out_and_counted(
         probe(x, ["a"] * 97 + ["b"] * 3, [str(i) for i in range(100)], ProbeConfig(bootstrap=QUICK))
 
 
+def test_scenes_and_not_items_decide_whether_a_class_is_probed() -> None:
+    x, _ = clusters(60, 2, 1.0)
+    scenes = [f"s{i // 2}" for i in range(60)]
+    # Classes of 5 scenes and 10 items, of 4 scenes and 8 items, and of 21 scenes.
+    labels = ["b"] * 10 + ["10"] * 8 + ["a"] * 42
+    (one,) = probe(x, labels, scenes, ProbeConfig(kinds=("linear",), bootstrap=QUICK))
+    assert (one.n, one.classes, one.dropped, one.chance) == (52, 2, 8, 42 / 52)
+
+
 def test_the_linear_probe_is_a_standardised_logistic_regression_fitted_on_the_other_folds() -> None:
     from sklearn.linear_model import LogisticRegression
 
@@ -151,7 +160,9 @@ def test_probes_are_recorded_beside_the_alignments(home: Home, tmp_path: Path) -
     rows = probe_set(home, config)
     assert [row["metric"] for row in rows] == ["probe_linear", "probe_knn"]
     for row in rows:
-        assert row["value"] > 0.95 and row["n"] == 90 and row["right"].startswith("l.csv:label (") and row["samples"] == 9
+        assert (
+            row["value"] > 0.95 and row["n"] == 90 and row["right"].startswith("l.csv:label (") and row["samples"] == 9
+        )
         assert (row["items_without_label"], row["labels_without_item"], row["classes"]) == (10, 1, 2)
     assert {row["metric"]: row["value"] for row in list_alignments(home)} == {r["metric"]: r["value"] for r in rows}
     (tmp_path / "l.csv").write_text("scene_key,label\nnobody,1\n")

@@ -1,138 +1,115 @@
-"""Tour the built-in toy world: ingest it, then ask the catalog what is there.
+"""Tour the built-in toy world: from pictures and captions to trained encoders, their scores and a page.
 
 Owns: verbs that cross stages. Does not own: any stage; it runs their commands by name, as a shell script would, so that
-every line shown here can be typed by hand. Invariant: no stage is imported.
+every line shown here can be typed by hand. Invariants: no stage is imported; what an earlier demo in the same folder has
+finished is not done again, and what it left unfinished goes on.
 """
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from infra.tour import DemoConfig, Step
+
 DEMO_HOME = "./goodviews-demo"
-SHARDS_OF_THE_DEMO = 4
 
 app = typer.Typer(add_completion=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Step:
-    title: str
-    why: str
-    command: Sequence[str]
 
 
 @app.command()
 def demo(
     home: Annotated[str, typer.Option(help="Folder for the demo; made when absent.")] = DEMO_HOME,
-    scenes: Annotated[int, typer.Option(min=1, help="Scenes of the toy world.")] = 2000,
-    num_cpus: Annotated[
-        int | None, typer.Option(min=0, help="CPUs for Ray; 0: in one process, without Ray. Default: all.")
-    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each kind, with seeds 0, 1, ...")] = 1,
+    scenes: Annotated[int, typer.Option(min=100, help="Scenes of the toy world.")] = 3000,
+    epochs: Annotated[int, typer.Option(min=2, help="Of each training.")] = 20,
+    num_cpus: Annotated[int, typer.Option(min=0, help="CPUs for Ray; 0: in one process, without Ray.")] = 0,
 ) -> None:
-    """Ingest a toy world of pictures and captions and show, from the catalog, what came of it."""
+    """Train three text encoders on a toy world and show which of them sees it as a picture encoder does."""
     from rich.console import Console
     from rich.panel import Panel
 
+    from infra import models, tour
+    from infra.home import resolve
+
+    # What is missing is missed now and not after four minutes.
+    models.find_model(tour.PICTURE_MODEL, resolve(home))
+    config = tour.DemoConfig(home=home, scenes=scenes, epochs=epochs, seeds=seeds, num_cpus=num_cpus)
+    began = time.monotonic()
     console = Console(highlight=False)
-    console.print(
-        Panel(_INTRODUCTION, title="[bold]goodviews demo[/bold]", expand=False, width=min(console.width, 100))
-    )
-    steps = [*_ingest_steps(home, scenes, num_cpus), *_catalog_steps(home)]
-    for number, step in enumerate(steps, start=1):
-        _run(console, step, f"{number}/{len(steps)}")
-    console.print(Panel(_next(home), title="[bold]Try next[/bold]", expand=False, width=min(console.width, 100)))
+    width = min(console.width, 100)
+    console.print(Panel(_INTRODUCTION, title="[bold]goodviews demo[/bold]", expand=False, width=width))
+    first = tour.ingest_steps(config)
+    # As many follow whatever the version is; it is known only when the world is there.
+    total = len(first) + len(tour.scoring_steps(config, ""))
+    for number, step in enumerate(first, start=1):
+        _run(console, step, f"{number}/{total}")
+    known = {run["run_id"]: run["status"] for run in _answer(["runs", "list", "--json", "--home", home])}
+    (world,) = _answer(tour.version_query(config))
+    for number, step in enumerate(tour.scoring_steps(config, world["version"]), start=len(first) + 1):
+        _run(console, _resumed(step, known), f"{number}/{total}")
+    minutes, seconds = divmod(round(time.monotonic() - began), 60)
+    title = f"[bold]Done in {minutes} min {seconds:02d} s[/bold]"
+    console.print(Panel(_next(config), title=title, expand=False, width=width))
 
 
 _INTRODUCTION = (
     "A [bold]scene[/bold] is one state of the world; its captions are [bold]observations[/bold] of it. Two captions of "
     "one scene are a [green]good[/green] pair of views: they share what is true of the scene. Two crops of one caption "
-    "are a [red]bad[/red] pair: they also share its wording. goodviews keeps track of who may be paired with whom."
+    "are a [red]bad[/red] pair: they also share its wording. Three text encoders are trained here, on good views, on bad "
+    "views, and on next tokens, and each is compared with an encoder of pictures that none of them has met."
 )
 
 
-def _ingest_steps(home: str, scenes: int, num_cpus: int | None) -> list[_Step]:
-    per_shard = max(1, -(-scenes // SHARDS_OF_THE_DEMO))
-    words = ["ingest", "toyworld", "--set", f"source.scenes={scenes}", "--scenes-per-shard", str(per_shard)]
-    words += ["--home", home, *([] if num_cpus is None else ["--num-cpus", str(num_cpus)])]
-    return [
-        _Step(
-            title="Ingest the toy world",
-            why="A world with a known state is drawn and captioned by five writers, some of them careless. Its texts are "
-            "cleaned, grouped by scene, and written as parquet (for queries) and tars of good and bad views (for "
-            "training). Same parameters, same bytes: run it again and nothing is written twice.",
-            command=words,
-        )
-    ]
+def _next(config: DemoConfig) -> str:
+    from rich.markup import escape
 
-
-def _catalog_steps(home: str) -> list[_Step]:
-    def ask(title: str, why: str, query: str) -> _Step:
-        return _Step(title=title, why=why, command=["catalog", "sql", query, "--home", home])
-
-    return [
-        ask(
-            "Captions per scene",
-            "A scene with one caption has no good pair. Five writers, less what was rejected:",
-            "SELECT len(captions) AS captions, count(*) AS scenes, bar(count(*), 0, sum(count(*)) OVER (), 30) AS share "
-            "FROM scenes GROUP BY 1 ORDER BY 1",
-        ),
-        ask(
-            "The shards",
-            "A shard is the unit of work, of retry and of accounting: texts read = texts kept + rejects, in each.",
-            "SELECT split, shard, scenes, texts_read, texts_kept, rejects, bad_passes, "
-            "round(bytes / 1e6, 1) AS megabytes, len(files) AS files, rows_digest[:12] AS rows_digest "
-            "FROM shards ORDER BY shard",
-        ),
-        ask(
-            "Rejects by reason",
-            "No text vanishes: what was not kept is a row too, with its reason and its address in the source.",
-            "SELECT reason, count(*) AS texts, min(text) AS example FROM rejects GROUP BY reason ORDER BY texts DESC",
-        ),
-        ask(
-            "One scene",
-            "The group that good views draw from. A bad view draws from one of these lines alone.",
-            "SELECT scene_key, index, role, text FROM captions "
-            "WHERE scene_key = (SELECT min(scene_key) FROM scenes WHERE split = 'train') ORDER BY index",
-        ),
-        _Step(
-            title="Verify",
-            why="Every file is hashed again and compared with its manifest, and the catalog with the manifests.",
-            command=["catalog", "verify", "--home", home],
-        ),
-    ]
-
-
-def _next(home: str) -> str:
-    here = shlex.quote(home)
+    here = escape(shlex.quote(config.home))
     return "\n".join(
         [
+            f"[bold]{escape(config.page)}[/bold]",
+            "    the page: open it in a browser",
             f"[cyan]goodviews catalog tables --home {here}[/cyan]",
-            "    what else the catalog holds",
-            f"[cyan]goodviews catalog sql 'SELECT * FROM scene_stats' --home {here}[/cyan]",
+            "    what the catalog holds",
+            f"[cyan]goodviews catalog sql 'SELECT * FROM leaderboard' --home {here}[/cyan]",
             "    any SELECT you like, as a table, --csv or --json",
-            f"[cyan]goodviews catalog connect --home {here}[/cyan]",
-            "    the same catalog in a plain DuckDB client",
+            f"[cyan]goodviews catalog verify --home {here}[/cyan]",
+            "    every file hashed again and compared with its manifest",
             "[cyan]goodviews ingest table --dataset mine --input captions.csv --dry-run[/cyan]",
             "    your own captions: what would be read, and as what",
         ]
     )
 
 
-def _run(console: Console, step: _Step, place: str) -> None:
+def _resumed(step: Step, known: dict[str, str]) -> Step:
+    """The step as it is for a run that an earlier demo has finished or begun."""
+    status = known.get(step.run_id or "")
+    if status is None or step.run_id is None:
+        return step
+    home = [*step.command[step.command.index("--home") :]]
+    if status == "finished":
+        why = "An earlier demo in this folder has trained it, on the same world with the same settings. Shown is what it came to."
+        return replace(step, why=why, command=["runs", "show", step.run_id, *home])
+    why = "An earlier demo in this folder was ended while it trained this one. It goes on from its newest checkpoint."
+    return replace(step, why=why, command=["train", "--resume", step.run_id, *home])
+
+
+def _run(console: Console, step: Step, place: str) -> None:
     from rich.text import Text
 
     console.print()
-    console.rule(f"[bold]{place}  {step.title}[/bold]", align="left")
+    console.rule(Text(f"{place}  {step.title}", style="bold"), align="left")
     console.print(Text(step.why, style="italic"), width=min(console.width, 100))
     # Never wrapped, so that the line can be copied into a shell.
     console.print(Text("$ goodviews " + " ".join(map(_quoted, step.command)), style="cyan"), soft_wrap=True)
@@ -142,6 +119,14 @@ def _run(console: Console, step: _Step, place: str) -> None:
     if code != 0:
         # The command has said why.
         raise typer.Exit(code if code > 0 else 1)
+
+
+def _answer(command: Sequence[str]) -> Any:
+    """What a command prints as JSON."""
+    done = subprocess.run([sys.executable, "-m", "infra.cli", *command], check=False, stdout=subprocess.PIPE)
+    if done.returncode != 0:
+        raise typer.Exit(done.returncode if done.returncode > 0 else 1)
+    return json.loads(done.stdout)
 
 
 def _quoted(word: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import orjson
 
+from catalog.answers import printable
 from catalog.lake import Lake
 
 MOMENTS: Final = {"untrained": "untrained", "epoch-001": "after one epoch", "best": "best validation loss"}
@@ -99,7 +100,7 @@ def unknown(name: str) -> Encoder:
     """The side of a score whose embedding set is no longer in the catalog."""
     return Encoder(
         name=name,
-        label=name,
+        label=printable(name),
         system=name,
         arm=None,
         run_id=None,
@@ -120,6 +121,8 @@ def _encoder(row: Mapping[str, Any], runs: Mapping[str, Run]) -> Encoder:
     moment = MOMENTS.get(suffix, suffix or TRAINED)
     said = "" if moment == TRAINED else f", {moment}"
     label = f"{run.label}{said}" if run else f"{_short(model)}{'' if row['run_id'] is None else said}"
+    # Control characters would make an SVG that no browser reads.
+    label = printable(label)
     return Encoder(
         name=row["name"],
         label=label,

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import orjson
 
+from catalog.answers import printable
 from catalog.lake import Lake
 from catalog.report.encoders import Encoder, records, unknown
 
@@ -52,7 +53,8 @@ class Score:
     @property
     def against(self) -> str:
         """Label of the anchor, or what a probe reads."""
-        return self.anchor.label if self.anchor is not None else str(self.row["right_name"]).removeprefix("states:")
+        probed = printable(str(self.row["right_name"])).removeprefix("states:")
+        return self.anchor.label if self.anchor is not None else probed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from catalog.embeddings import EmbeddingRecord
 from infra.errors import InputError
 
+ORIGIN: Final = "origin (one was imported, so its weights are not known)"
 _log = logging.getLogger(__name__)
 
 
@@ -58,6 +59,8 @@ def differing(one: EmbeddingRecord, other: EmbeddingRecord) -> list[str]:
 def differing_facts(model: str, space: Mapping[str, Any] | None, other: EmbeddingRecord) -> list[str]:
     """The same for a label and a space that were written down."""
     theirs = space_of(other)
+    if (space is None) != (theirs is None):
+        return [ORIGIN]
     if space is None or theirs is None:
-        return ["model"] if model != other.model or (space is None) != (theirs is None) else []
+        return [] if model == other.model else ["model"]
     return [name for name in theirs if space.get(name) != theirs[name]]

@@ -23,7 +23,7 @@ from indexing.outcomes import Setting, Trial, rows_of
 from indexing.recall import Captions, Tally, retrieve
 from indexing.rotation import FittedMap, MapConfig, random_rotation
 from indexing.scoring import plain
-from indexing.spaces import differing_facts, space_of
+from indexing.spaces import ORIGIN, differing_facts, space_of
 from infra.errors import InputError
 from infra.home import Home
 
@@ -75,13 +75,15 @@ def _layer(record: EmbeddingRecord, side: str, stored: MapRecord) -> int:
     differ += [fact for fact in ("pooling", "dims") if fact not in differ and getattr(record, fact) != wanted[fact]]
     if differ:
         fact = differ[0]
-        known = fact in wanted
-        said = (
-            f"{fact} {wanted[fact]!r}" if known else f"{wanted['model']} with {fact} {str(wanted['space'][fact])[:12]}"
-        )
-        own = repr(getattr(record, fact)) if known else str((space_of(record) or {})[fact])[:12]
+        if fact in wanted:
+            said, own = f"{fact} {wanted[fact]!r}", f"has {getattr(record, fact)!r}"
+        elif fact == ORIGIN:
+            said, own = wanted["model"], f"differs in {fact}"
+        else:
+            said = f"{wanted['model']} with {fact} {str(wanted['space'][fact])[:12]}"
+            own = f"has {str((space_of(record) or {})[fact])[:12]}"
         raise InputError(
-            f"Map {stored.map_id} was fitted for {said} on the {side} side, and {record.name!r} has {own}. Its directions mean nothing there; fit a map for these sets."
+            f"Map {stored.map_id} was fitted for {said} on the {side} side, and {record.name!r} {own}. Its directions mean nothing there; fit a map for these sets."
         )
     return int(wanted["layer"])
 

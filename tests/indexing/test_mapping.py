@@ -164,7 +164,7 @@ def test_a_map_is_refused_for_other_files_of_the_same_label(home: Home) -> None:
     assert apply_map(home, map_id, ("old", "y"), JoinConfig(), DRAWS)
     with pytest.raises(InputError, match=r"fitted for run:r@best with weights old .* 'new' has new"):
         apply_map(home, map_id, ("new", "y"), JoinConfig(), DRAWS)
-    with pytest.raises(InputError, match="fitted for model"):
+    with pytest.raises(InputError, match=r"fitted for run:r@best on the left side, and 'import' differs in origin"):
         apply_map(home, map_id, ("import", "y"), JoinConfig(), DRAWS)
     path = Path(map_url(home, map_id, RECORD))
     values = orjson.loads(path.read_bytes())

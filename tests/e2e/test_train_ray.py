@@ -68,6 +68,11 @@ def family(pid: int) -> list[psutil.Process]:
     return []
 
 
+def ranks_of(pid: int) -> list[psutil.Process]:
+    """The ranks of a training among what a process has started, whichever node's raylet it is."""
+    return [child for child in family(pid) if "RayTrainWorker" in " ".join(child.cmdline())]
+
+
 def wait_for_checkpoint(home: Home, run_id: str, process: subprocess.Popen[bytes], log: Path) -> int:
     """The step of the first checkpoint of a run, once it is published and the run has not ended."""
     folder = Path(runs.runs_url(home, run_id))
@@ -97,7 +102,7 @@ def test_a_rank_killed_on_ray_is_replaced_and_the_run_is_bit_identical(home: Hom
     log = tmp_path / "log"
     with running(train_command(home, "rank-killed", "--num-cpus", "2"), log, environment()) as process:
         step = wait_for_checkpoint(home, "rank-killed", process, log)
-        ranks = [p for p in family(process.pid) if "RayTrainWorker" in " ".join(p.cmdline())]
+        ranks = ranks_of(process.pid)
         assert len(ranks) == 2, [p.cmdline() for p in family(process.pid)]
         os.kill(ranks[1].pid, signal.SIGKILL)
         lost_at = last_checkpoint(home, "rank-killed")
@@ -116,13 +121,17 @@ def test_a_node_lost_from_a_cluster_of_two_leaves_the_run_as_it_was(home: Home, 
     pipe = subprocess.PIPE
     with subprocess.Popen(nodes, stdin=pipe, stdout=pipe, text=True, env=env) as cluster:
         assert cluster.stdin is not None and cluster.stdout is not None
-        address = cluster.stdout.readline().strip()
+        address, raylet = cluster.stdout.readline().split()
         with running(train_command(home, "node-lost", "--address", address), log, env) as process:
             step = wait_for_checkpoint(home, "node-lost", process, log)
+            there = ranks_of(int(raylet))
+            assert len(there) == 1, [p.cmdline() for p in family(int(raylet))]
             cluster.stdin.write("lose\n")
             cluster.stdin.flush()
             assert cluster.stdout.readline().strip() == "lost"
             lost_at = last_checkpoint(home, "node-lost")
+            _, alive = psutil.wait_procs(there, DEADLINE_S)
+            assert not alive
             assert process.wait(DEADLINE_S) == 0, log.read_text()
         cluster.stdin.close()
     assert step <= lost_at < STEPS

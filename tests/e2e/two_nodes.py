@@ -1,4 +1,5 @@
-"""A Ray cluster of two nodes on this machine: prints its address, loses its second node at a line on stdin.
+"""A Ray cluster of two nodes on this machine: prints its address and the pid of its second node's raylet, whose children are
+the workers there, and loses that node at a line on stdin.
 
 Run as a process of its own, because the token and its mode are read when ray is imported. Ends when stdin does.
 """
@@ -19,7 +20,8 @@ def main() -> None:
     try:
         second = cluster.add_node(num_cpus=CPUS)
         cluster.wait_for_nodes()
-        print(cluster.address, flush=True)
+        (raylet,) = [process for kind, process in second.live_processes() if kind == "raylet"]
+        print(cluster.address, raylet.pid, flush=True)
         for line in sys.stdin:
             if line.strip() == "lose":
                 cluster.remove_node(second, allow_graceful=False)

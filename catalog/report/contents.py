@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from catalog import lake
+from catalog.alignments import DIFFERENCE
 from catalog.lake import Lake
 from catalog.report.encoders import Encoder, Run, read_encoders, read_runs, records
 from catalog.report.scores import Score, read_scores
@@ -51,6 +52,8 @@ class Contents:
     runs: Mapping[str, Run]
     encoders: Mapping[str, Encoder]
     scores: Sequence[Score]
+    differences: Sequence[Score]
+    "Paired differences of two of them."
     curves: Mapping[tuple[str, str], Sequence[tuple[int, float]]]
     "(run id, metric) -> (step, value)."
 
@@ -62,6 +65,7 @@ def read_contents(reader: Lake) -> Contents:
         runs = read_runs(reader)
         encoders = read_encoders(reader, runs)
         snapshot, time = _snapshot(reader)
+        rows = read_scores(reader, encoders)
         return Contents(
             snapshot=snapshot,
             snapshot_time=time,
@@ -69,7 +73,8 @@ def read_contents(reader: Lake) -> Contents:
             parts=_parts(reader),
             runs=runs,
             encoders=encoders,
-            scores=read_scores(reader, encoders),
+            scores=[score for score in rows if not score.metric.endswith(DIFFERENCE)],
+            differences=[score for score in rows if score.metric.endswith(DIFFERENCE)],
             curves=_curves(reader),
         )
     finally:

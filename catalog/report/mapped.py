@@ -12,6 +12,7 @@ from typing import Any
 from catalog.report import figures
 from catalog.report.contents import Contents
 from catalog.report.drawing import Figure, Palette
+from catalog.report.paired import paired
 from catalog.report.scored import (
     MOST_FIGURE_GROUPS,
     PROTOCOLS,
@@ -36,6 +37,7 @@ def retrieval(contents: Contents, palette: Palette) -> Section:
     if first:
         pieces.append(_retrieval_figure(first[:MOST_FIGURE_GROUPS], contents.scores, palette))
     pieces += system_pieces("Retrieval", first)
+    pieces += paired("Retrieval", [s for s in contents.differences if s.row["map"] not in (None, "none")])
     controls = [s for s in contents.scores if s.row["map"] in CONTROLS]
     ordered = [score for found in groups for score in found.scores]
     pieces += [_recall_table(ordered)] if ordered else []

@@ -14,6 +14,7 @@ from typing import Any, Final
 from catalog.report import figures
 from catalog.report.contents import Contents
 from catalog.report.drawing import Figure, Palette
+from catalog.report.paired import paired
 from catalog.report.scores import Group, Score, Spread, group, is_lower_better, moments, spreads
 from catalog.report.tables import Piece, Section, count, interval, metric_name, number, table, versions_text
 
@@ -33,6 +34,7 @@ def alignment(contents: Contents, palette: Palette) -> Section:
     by_samples = _samples_figure(groups, contents, palette)
     pieces += [by_samples] if by_samples is not None else []
     pieces += system_pieces("Alignment", groups)
+    pieces += paired("Alignment", [s for s in contents.differences if s.row["map"] in (None, "none")])
     pieces += _score_tables("Alignment", [score for found in groups for score in found.scores])
     return Section(
         anchor="alignment",
@@ -243,7 +245,7 @@ def subject_name(score: Score) -> str:
 
 def probes(contents: Contents, palette: Palette) -> Section:
     """What can be read from an embedding set."""
-    groups = group(s for s in contents.scores if s.anchor is None and s.metric.startswith("probe_"))
+    groups = _one_label_each(group(s for s in contents.scores if s.anchor is None and s.metric.startswith("probe_")))
     groups.sort(key=lambda g: (g.first.metric != "probe_linear", str(g.first.against)))
     linear = [g for g in groups if g.first.metric == "probe_linear"] or groups
     pieces: list[Piece] = []
@@ -267,3 +269,21 @@ def probes(contents: Contents, palette: Palette) -> Section:
         query="SELECT left_name, right_name AS label, metric, value, low, high, chance, n FROM alignments WHERE metric LIKE 'probe_%' ORDER BY label, metric, value DESC",
         absent="No probe is in the catalog yet. `goodviews probe SET --labels FILE` makes one.",
     )
+
+
+def _one_label_each(groups: Sequence[Group]) -> list[Group]:
+    """Probes of captions and of pictures side by side: how captions were chosen is no matter for a set without any.
+
+    Groups that differ in the selection alone become one, unless an encoder stands in two of them.
+    """
+    together: dict[tuple[Any, ...], list[Group]] = {}
+    for found in groups:
+        names = ("metric", "k", "n", "dataset", "version", "split", "protocol", "right_name")
+        together.setdefault(tuple(found.first.row[name] for name in names), []).append(found)
+    merged = []
+    for members in together.values():
+        scores = [score for found in members for score in found.scores]
+        encoders = [{score.subject.name for score in found.scores} for found in members]
+        apart = sum(map(len, encoders)) > len(set().union(*encoders))
+        merged += members if apart else [Group(scores=tuple(sorted(scores, key=lambda score: -score.value)))]
+    return merged

@@ -16,9 +16,10 @@ import pytest
 from PIL import Image
 
 from catalog import lake
-from catalog.alignments import record_alignments
-from catalog.report import pictures
+from catalog.alignments import AlignmentRow, record_alignments
+from catalog.report import pictures, scored
 from catalog.report.contents import read_contents
+from catalog.report.drawing import Figure, Palette
 from catalog.report.encoders import Encoder
 from catalog.report.gallery import drawn, read_gallery, read_neighbourhoods
 from catalog.report.page import Report, ReportConfig, write_report
@@ -319,6 +320,26 @@ def test_runs_that_differ_in_more_than_the_seed_are_no_seeds_of_one_system(tmp_p
     assert {line.label: line.seeds for line in spreads(main)} == {"good": 2, "bad": 2, "next-token": 2}
     points = moments(main.scores, encoders)
     assert points["good", "good-s0"] == [(0, 0.0815), (256, 0.0915), (15_360, 0.4375)]
+
+
+def test_probes_of_captions_and_of_pictures_stand_on_one_axis_unless_an_encoder_stands_there_twice(
+    tmp_path: Path,
+) -> None:
+    home = Home(url=str(tmp_path), catalog=str(tmp_path / "catalog.sqlite"))
+    at = Scored(home=home, dataset="toyworld", version="v", keys=[f"s{i}" for i in range(12)])
+
+    def probe(letter: str, label: str, selection: str) -> AlignmentRow:
+        facts = {"metric": "probe_linear", "k": None, "value": 0.5, "selection": f"labels {label}; {selection}"}
+        return scored_home.score_row(at, (letter * 16, letter), (None, f"states:{label}"), **facts)
+
+    rows = [probe("a", "place", "one caption"), probe("b", "place", "one vector")]
+    rows += [probe("a", "sky", "one caption"), probe("a", "sky", "mean of captions"), probe("b", "sky", "one vector")]
+    record_alignments(home, rows)
+    with lake.reading(home) as reader:
+        section = scored.probes(read_contents(reader), Palette())
+    (figure,) = [piece for piece in section.pieces if isinstance(piece, Figure)]
+    titles = re.findall(r"<!-- (linear probe of \w+)", figure.svg.decode())
+    assert sorted(titles) == ["linear probe of place", *["linear probe of sky"] * 3]
 
 
 # --- pictures, picks, neighbours ----------------------------------------------------------------------------------

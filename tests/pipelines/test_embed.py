@@ -37,7 +37,8 @@ from pipelines.ingest import ingest
 from tests.infra import tiny_models
 
 KILLING = Path(__file__).parents[1] / "e2e" / "killing.py"
-SHARDS = 4
+SHARDS, SCENES = 4, 60
+TOY = ("source.scenes=60", "scenes_per_shard=15", "source.val=0", "source.test=0", "source.image_px=32")
 
 
 def ingested(root: Path, sets: Sequence[str] = (), source: str = "toyworld", paths: Sequence[str] = ()) -> Home:
@@ -55,9 +56,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """120 scenes of the toy world, all of one split, in shards of 30, with pictures."""
-    sets = ["source.scenes=120", "scenes_per_shard=30", "source.val=0", "source.test=0", "source.image_px=32"]
-    return ingested(tmp_path_factory.mktemp("embed") / "home", sets)
+    """The toy world of `TOY`: all of one split, in four shards, with pictures."""
+    return ingested(tmp_path_factory.mktemp("embed") / "home", TOY)
 
 
 def run(home: Home, model: str, of: str = "captions", workers: Workers | None = None, **changes: Any) -> Outcome:
@@ -92,7 +92,7 @@ def digests(home: Home, outcome: Outcome) -> list[tuple[str, str]]:
 def test_each_caption_has_the_vector_of_its_own_text_in_every_layer(home: Home, model: str) -> None:
     outcome = run(home, model, layers="all", dtype="float32", name="all-layers")
     texts = {(s["scene_key"], c["index"]): c["text"] for s in scenes_of(home) for c in s["captions"]}
-    assert outcome.rows == outcome.texts == len(texts) > 500 and outcome.scenes == 120
+    assert outcome.rows == outcome.texts == len(texts) > 250 and outcome.scenes == SCENES
     assert outcome.layers == (0, 1, 2) and outcome.pooling == "mean" and outcome.shards == SHARDS
     wanted = encoder(model, layers="all").embed(list(texts.values()))
     for layer in (0, 1, 2):
@@ -105,7 +105,7 @@ def test_a_scene_is_the_unit_mean_of_its_unit_captions(home: Home, model: str) -
     outcome = run(home, model, "scenes", dtype="float32")
     vectors, one = rows(home, outcome), encoder(model)
     scenes = scenes_of(home)
-    assert outcome.rows == len(vectors) == len(scenes) == 120
+    assert outcome.rows == len(vectors) == len(scenes) == SCENES
     for scene in scenes[::17]:
         captions = one.embed([c["text"] for c in scene["captions"]])[2].astype(np.float64)
         mean = (captions / np.linalg.norm(captions, axis=1, keepdims=True)).mean(0)
@@ -246,8 +246,7 @@ def test_the_name_tells_what_was_not_left_at_its_default(home: Home, model: str,
 
 def test_a_killed_job_goes_on_and_ends_with_the_same_files(home: Home, model: str, tmp_path: Path) -> None:
     other = tmp_path / "home"
-    sets = ["source.scenes=120", "scenes_per_shard=30", "source.val=0", "source.test=0", "source.image_px=32"]
-    killed_home = ingested(other, sets)
+    killed_home = ingested(other, TOY)
     # Each shard writes vectors and what is remembered of it, so the fifth file is the vectors of the third shard.
     words = f"embed --model {model} --dataset toy --split train --of captions --num-cpus 0 --home {other}"
     command = [sys.executable, str(KILLING), "write", "5", "0", *words.split()]
@@ -279,8 +278,7 @@ def test_any_number_of_workers_writes_the_same_bytes_and_loads_the_model_once_ea
     home: Home, model: str, tmp_path: Path, ray_workers: Workers
 ) -> None:
     here = run(home, model, layers="0,2")
-    sets = ["source.scenes=120", "scenes_per_shard=30", "source.val=0", "source.test=0", "source.image_px=32"]
-    other = ingested(tmp_path / "home", sets)
+    other = ingested(tmp_path / "home", TOY)
     there = run(other, model, layers="0,2", workers=ray_workers)
     assert there.embedding_id == here.embedding_id
     assert digests(other, there) == digests(home, here) and len(digests(home, here)) == SHARDS
@@ -328,7 +326,7 @@ def test_pictures_come_from_the_good_tars_or_by_the_address_of_the_scene(
     home: Home, image_model: str, tmp_path: Path
 ) -> None:
     pictures = unpacked(home, tmp_path / "deep" / "photos")
-    assert len(pictures) == 120
+    assert len(pictures) == SCENES
     own = rows(home, run(home, image_model, "images", dtype="float32"))
     assert set(own) == {(key, 0) for key in pictures}
     found = models.find_model(image_model, home)
@@ -358,10 +356,10 @@ def test_missing_and_broken_pictures_are_over_the_budget_or_listed(
         (folder / twin).mkdir()
         (folder / twin / f"{third}.jpg").write_bytes((folder / f"{third}.jpg").read_bytes())
     (folder / f"{third}.jpg").unlink()
-    with pytest.raises(InputError, match=r"3 of 120 pictures of toy.*allow 0.0250 with --max-missing-rate"):
+    with pytest.raises(InputError, match=r"3 of 60 pictures of toy.*allow 0.0500 with --max-missing-rate"):
         run(home, image_model, "images", images=(str(folder),))
-    outcome = run(home, image_model, "images", images=(str(folder),), max_missing_rate=0.03)
-    assert (outcome.rows, outcome.missing, outcome.shards_reused) == (117, 3, SHARDS)
+    outcome = run(home, image_model, "images", images=(str(folder),), max_missing_rate=0.06)
+    assert (outcome.rows, outcome.missing, outcome.shards_reused) == (SCENES - 3, 3, SHARDS)
     listed = {one["scene_key"]: one["why"] for one in orjson.loads(Path(outcome.url, "missing.json").read_bytes())}
     assert listed.keys() == {first, second, third}
     assert "no file" in listed[first] and "no picture that can be read" in listed[second]

@@ -6,6 +6,7 @@ Invariant: a row is named by what it is a score of, so scoring again replaces it
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -38,6 +39,9 @@ _IDENTITY: Final = (
     "n",
     "scored",
 )
+DIFFERENCE: Final = "_difference"
+"Ends the metric of a row that is a paired difference of two scores."
+
 _JSON: Final = ("dataset_versions", "details")
 
 
@@ -100,6 +104,27 @@ def digest_of(*parts: Iterable[str]) -> str:
     """16 hex digits of the sha256 of lists of words; another order or another cut is another digest."""
     lists = [list(part) for part in parts]
     return hashlib.sha256(orjson.dumps(lists)).hexdigest()[:16]
+
+
+def difference_row(row: AlignmentRow, rival: tuple[str, str], found: Mapping[str, Any]) -> AlignmentRow:
+    """The row of a paired difference: what `row` scores minus the same score of a rival in the place of its set.
+
+    rival: embedding id and name. found: value, low, high, and values, the two scores. Its metric ends in DIFFERENCE.
+    """
+    rival_id, rival_name = rival
+    return dataclasses.replace(
+        row,
+        metric=row.metric + DIFFERENCE,
+        **{name: found[name] for name in ("value", "low", "high")},
+        chance=0.0,
+        calibrated=None,
+        p_value=None,
+        leakage=None,
+        untrained_value=None,
+        first_epoch_value=None,
+        selection=f"{row.selection}; minus {rival_name} ({rival_id})",
+        details={"rival_id": rival_id, "rival_name": rival_name, "values": list(found["values"])},
+    )
 
 
 def alignment_url(home: Home, alignment_id: str, *names: str) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from catalog import embeddings
-from catalog.alignments import digest_of, record_alignments
+from catalog.alignments import DIFFERENCE, difference_row, digest_of, record_alignments
 from catalog.embeddings import EmbeddingRecord
 from indexing import maps
 from indexing.bootstrap import BootstrapConfig
@@ -118,12 +118,16 @@ def rotate_sets(home: Home, config: MappingConfig) -> list[dict[str, Any]]:
         leaked=leakage(home, [left, right], pairs.scored.keys_S.tolist()),
     )
     rows = [row for trial in trials for row in rows_of(setting, trial)]
-    record_alignments(home, rows)
-    out = [plain(row) for row in rows]
+    gaps: list[dict[str, Any]] = []
     if rival is not None:
         rivals = _trial(_divided(home, rival_tables, config), config, config.map.kind, main.pairs)
-        out += differences(main, rivals, (left.name, rival.name), config.bootstrap)
-    return out
+        gaps = list(differences(main, rivals, (left.name, rival.name), config.bootstrap))
+        of = {(row.metric, row.protocol, row.direction): row for row in rows_of(setting, main)}
+        scored = [of[gap["metric"], gap["protocol"], gap["direction"]] for gap in gaps]
+        named = (rival.embedding_id, rival.name)
+        rows += [difference_row(row, named, gap) for row, gap in zip(scored, gaps, strict=True)]
+    record_alignments(home, rows)
+    return [*(plain(row) for row in rows if not row.metric.endswith(DIFFERENCE)), *gaps]
 
 
 def _selection(pairs: Pairs, config: MappingConfig) -> str:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from catalog import embeddings
-from catalog.alignments import AlignmentRow, alignment_url, digest_of, record_alignments
+from catalog.alignments import AlignmentRow, alignment_url, difference_row, digest_of, record_alignments
 from catalog.embeddings import EmbeddingRecord
 from indexing.alignment import (
     AlignConfig,
@@ -82,12 +82,11 @@ def score_sets(home: Home, config: ScoringConfig) -> list[dict[str, Any]]:
     rows = []
     for place, one in enumerate(found):
         rows.append(_row(joined, one, config, facts, {name: values[place] for name, values in beside.items()}))
-    record_alignments(home, rows)
+    gaps = [_difference(a, b, left, rival, config) for a, b in zip(found, rivals, strict=True)] if rival else []
+    named = (rival.embedding_id, rival.name) if rival else ("", "")
+    record_alignments(home, [*rows, *(difference_row(row, named, gap) for row, gap in zip(rows, gaps, strict=False))])
     _keep_neighbours(home, joined, sides, rows)
-    out = [plain(row) for row in rows]
-    if rival is not None:
-        out += [_difference(a, b, left, rival, config) for a, b in zip(found, rivals, strict=True)]
-    return out
+    return [*(plain(row) for row in rows), *gaps]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -246,6 +246,14 @@ def test_a_rival_is_fitted_and_scored_on_the_same_scenes(sets: Home) -> None:
     gap = only(rows, difference=["x", "z"], metric="recall@1", direction="left_to_right")
     assert gap["n"] == 40 and 0 < gap["low"] < gap["value"] < gap["high"]
     assert gap["value"] == pytest.approx(gap["values"][0] - gap["values"][1])
+    recorded = {
+        (row["metric"], row["protocol"], row["direction"]): row["value"]
+        for row in list_alignments(sets)
+        if row["metric"].endswith("_difference")
+    }
+    gaps = [row for row in rows if "difference" in row]
+    assert recorded == {(f"{r['metric']}_difference", r["protocol"], r["direction"]): r["value"] for r in gaps}
+    assert len(recorded) >= 6
     same = rotate_sets(sets, asked(against="x"))
     assert {(r["value"], r["low"], r["high"]) for r in same if "difference" in r} == {(0.0, 0.0, 0.0)}
 

@@ -159,7 +159,15 @@ def test_a_rival_is_scored_on_the_common_scenes_and_the_difference_is_paired(hom
     assert gap["difference"] == ["x", "z"] and 0 < gap["low"] < gap["value"] < gap["high"]
     (alone,) = score_sets(home, asked())
     assert alone["n"] == 80 and alone["alignment_id"] != one["alignment_id"]
-    assert {row["n"]: row["value"] for row in list_alignments(home)} == {70: one["value"], 80: alone["value"]}
+    rows = {(row["metric"], row["n"]): row for row in list_alignments(home)}
+    assert {name: row["value"] for name, row in rows.items()} == {
+        ("mutual_knn", 70): one["value"],
+        ("mutual_knn", 80): alone["value"],
+        ("mutual_knn_difference", 70): gap["value"],
+    }
+    recorded = rows["mutual_knn_difference", 70]
+    assert recorded["details"]["rival_name"] == "z" and recorded["details"]["values"] == gap["values"]
+    assert (recorded["low"], recorded["high"], recorded["chance"]) == (gap["low"], gap["high"], 0.0)
     put_set(home, "w", scene_keys(70, 10), {0: noise[10:]})
     (other, _) = score_sets(home, asked(against="w"))
     assert other["n"] == 70 and other["alignment_id"] != one["alignment_id"]

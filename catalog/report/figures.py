@@ -102,10 +102,20 @@ def _dot_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> None:
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(panel.axis)
-    axes.set_title(textwrap.fill(panel.title, TITLE_LETTERS))
+    _title(axes, textwrap.fill(panel.title, TITLE_LETTERS))
     # Scores begin at 0, so that a length can be read.
     low, high = axes.get_xlim()
     axes.set_xlim(min(0.0, low), high)
+
+
+def _title(axes: Axes, text: str) -> None:
+    """A title that begins at the edge of the figure: beside long names the axes are too narrow for it."""
+    # Blank lines in the title's own place keep the room.
+    axes.set_title("\n".join(" " for _ in text.splitlines()))
+    place: dict[str, Any] = {"xycoords": ("figure fraction", "axes fraction"), "textcoords": "offset points"}
+    axes.annotate(
+        text, (0.0, 1.0), xytext=(2, 5), fontsize=10.5, va="bottom", annotation_clip=False, **place
+    ).set_in_layout(False)
 
 
 def _legend(figure: Any, panels: Sequence[Panel]) -> None:

@@ -48,7 +48,7 @@ def alignment(contents: Contents, palette: Palette) -> Section:
 
 
 def _alignment_figure(groups: Sequence[Group], palette: Palette) -> Figure:
-    panels = [panel(found, palette, title(found)) for found in groups]
+    panels = [panel(found, palette, heading) for found, heading in zip(groups, titles(groups), strict=True)]
     top = groups[0].scores[0]
     alt = f"Alignment by encoder. Highest {metric_name(top.row)} with {top.against}: {top.subject.label}, {number(top.value)}; chance {number(groups[0].chance)}."
     return figures.dots(
@@ -67,6 +67,19 @@ def title(found: Group) -> str:
     if row["dataset"]:
         parts.append(f"{row['dataset']}/{row['split']}" if row["split"] else str(row["dataset"]))
     return ", ".join([*parts, f"{count(row['n'])} items"])
+
+
+def titles(groups: Sequence[Group]) -> list[str]:
+    """The title of each; where several would read the same, with what only some of their selections say."""
+    alike: dict[str, list[set[str]]] = {}
+    said = [set(str(found.first.row["selection"] or "").split("; ")) for found in groups]
+    for found, clauses in zip(groups, said, strict=True):
+        alike.setdefault(title(found), []).append(clauses)
+    out = []
+    for found, clauses in zip(groups, said, strict=True):
+        common = set.intersection(*alike[title(found)])
+        out.append("; ".join([title(found), *sorted(clauses - common)]))
+    return out
 
 
 def panel(found: Group, palette: Palette, heading: str, extra: Mapping[str, Mapping[str, float]] | None = None) -> Any:

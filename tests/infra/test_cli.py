@@ -151,7 +151,7 @@ def test_an_unexpected_error_shows_its_traceback_and_says_that_it_is_a_bug(plugi
     ("words", "sentence"),
     [
         (["ingst"], "error: There is no command 'ingst'. Did you mean `goodviews ingest`?"),
-        (["zzz"], "error: There is no command 'zzz'. Commands: catalog, "),
+        (["zzz"], "error: There is no command 'zzz'. Commands: align, catalog, "),
         (["--verbos"], "error: No such option: --verbos"),
         (["odd"], "error: Missing argument"),
         (["odd", "print", "--rowz", "3"], "error: No such option: --rowz"),

@@ -1,4 +1,4 @@
-"""Show what the catalog holds as one page: data, trainings, scores, pictures with their captions.
+"""Show what the catalog holds as one page: data, trainings, scores, pictures.
 
 Owns: the command line of `goodviews report`. Does not own: the page (`catalog.report`).
 """

@@ -1,4 +1,4 @@
-"""Build approximate indexes over embedding sets, with a measured recall; list, show and verify them.
+"""Build approximate indexes with a measured recall; list, show and verify them.
 
 Owns: the command line of `goodviews index`. Does not own: building and judging (`indexing.ann`), files (`indexing.indexes`).
 """

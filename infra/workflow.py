@@ -1,4 +1,4 @@
-"""Tour the built-in toy world: from pictures and captions to trained encoders, their scores and a page.
+"""Tour the built-in toy world: from captions and pictures to encoders, scores and a page.
 
 Owns: verbs that cross stages. Does not own: any stage; it runs their commands by name, as a shell script would, so that
 every line shown here can be typed by hand. Invariants: no stage is imported; what an earlier demo in the same folder has

@@ -158,7 +158,7 @@ def system_pieces(name: str, groups: Sequence[Group]) -> list[Piece]:
             ("mean", lambda item: number(item[1].mean)),
             ("standard deviation over seeds", lambda item: number(item[1].deviation)),
             ("intervals reach", lambda item: _reach(item[1])),
-            ("they and the next one's", lambda item: _touch(item[1], item[2])),
+            ("touch the next row's", lambda item: _touch(item[1], item[2])),
             ("untrained", lambda item: number(item[1].untrained)),
             ("after one epoch", lambda item: number(item[1].first_epoch)),
             ("chance", lambda item: number(item[0].chance)),
@@ -175,7 +175,7 @@ def _with_next(lines: Sequence[Spread]) -> list[tuple[Spread, Spread | None]]:
 def _touch(line: Spread, below: Spread | None) -> str:
     if below is None or line.lowest is None or below.highest is None:
         return "–"
-    return "touch" if line.lowest <= below.highest else "do not touch"
+    return "yes" if line.lowest <= below.highest else "no"
 
 
 def _ordered(found: Group) -> list[Spread]:

@@ -26,6 +26,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
+from infra import archives
 from infra.errors import InputError, StorageError, TransientStorageError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -121,6 +122,8 @@ def glob(url: str) -> list[str]:
 
 def stamp(url: str) -> str:
     """Something that changes when the file is replaced or rewritten: size with time and inode, or the store's tag."""
+    if archives.is_member(url):
+        return stamp(archives.archive_of(url))
     fs, path = filesystem(url)
     with _sentence("read", url):
         if isinstance(fs, LocalFileSystem):
@@ -133,6 +136,9 @@ def stamp(url: str) -> str:
 
 def size(url: str) -> int:
     """Size of the file in bytes. Raises InputError when it is not there."""
+    if archives.is_member(url):
+        with open_read(archives.archive_of(url)) as file:
+            return archives.member_size(file, url)
     fs, path = filesystem(url)
     with _sentence("read", url):
         return int(os.stat(path).st_size) if isinstance(fs, LocalFileSystem) else int(fs.info(path)["size"])
@@ -140,6 +146,9 @@ def size(url: str) -> int:
 
 def read_bytes(url: str) -> bytes:
     """The whole file. Raises InputError when it is not there."""
+    if archives.is_member(url):
+        with open_read(url) as file:
+            return file.read()
     fs, path = filesystem(url)
     with _sentence("read", url):
         return cast(bytes, fs.cat_file(path))
@@ -147,13 +156,19 @@ def read_bytes(url: str) -> bytes:
 
 def read_range(url: str, start: int, stop: int) -> bytes:
     """Bytes [start, stop) of the file."""
+    if archives.is_member(url):
+        with open_read(url) as file:
+            file.seek(start)
+            return file.read(stop - start)
     fs, path = filesystem(url)
     with _sentence("read", url):
         return cast(bytes, fs.cat_file(path, start=start, end=stop))
 
 
 def open_read(url: str) -> IO[bytes]:
-    """A seekable binary file."""
+    """A seekable binary file; of a member of a zip archive too (`archives.member_url`)."""
+    if archives.is_member(url):
+        return archives.open_member(open_read(archives.archive_of(url)), url)
     fs, path = filesystem(url)
     with _sentence("read", url):
         return cast(IO[bytes], fs.open(path, "rb"))

@@ -12,7 +12,7 @@ import posixpath
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from infra import storage
+from infra import archives, storage
 from infra.errors import InputError
 from pipelines.sources import Input
 from pipelines.sources.names import nearest
@@ -24,20 +24,26 @@ HIDDEN: Final = (".", "_")
 def find_inputs(paths: Sequence[str], reads: Callable[[str], bool] | None = None) -> tuple[str, list[Input]]:
     """The folder that contains all files, and the files with their path in it, sorted by that path.
 
-    A path that exists is taken as it is, else it is a glob (`*`, `**`, `?`, `[..]`). A folder stands for the files below it.
+    A path that exists is taken as it is, else it is a glob (`*`, `**`, `?`, `[..]`). A folder stands for the files below it, a zip
+    archive for those of its files that the source reads, named `archive.zip/member`; they are read where they are.
     reads: whether the source reads a file of this base name; others found in folders are no inputs, so that a README beside
     the data changes nothing. One file under two local names (a link) is one input.
     Raises InputError when a path matches nothing, or names a file that the source does not read.
     """
     found: dict[str, str] = {}
+    inside: dict[str, list[str]] = {}
     for path in paths:
         for url in _expand(path):
             if reads is not None and not reads(posixpath.basename(url)):
-                if url == storage.absolute(path):
+                held = _held(url, reads)
+                if not held and url == storage.absolute(path):
+                    holds = ", and holds none" if url.endswith(archives.ENDING) else ""
                     raise InputError(
-                        f"The input {path} is no file that this source reads, by its name. Leave it out, or name another source."
+                        f"The input {path} is no file that this source reads, by its name{holds}. Leave it out, or name another source."
                     )
-                continue
+                if not held:
+                    continue
+                inside[url] = held
             found[_real(url)] = min(url, found.get(_real(url), url))
     if not paths:
         raise InputError("No input was named. Name files, folders or globs with `--input`.")
@@ -48,7 +54,23 @@ def find_inputs(paths: Sequence[str], reads: Callable[[str], bool] | None = None
     urls = sorted(found.values())
     root = _common_folder(urls)
     prefix = root.rstrip("/") + "/"
-    return root, [Input(uri=url.removeprefix(prefix), url=url) for url in urls]
+    files = []
+    for url in urls:
+        uri = url.removeprefix(prefix)
+        if url in inside:
+            files += [Input(uri=f"{uri}/{name}", url=archives.member_url(url, name)) for name in inside[url]]
+        else:
+            files.append(Input(uri=uri, url=url))
+    return root, sorted(files, key=lambda file: file.uri)
+
+
+def _held(url: str, reads: Callable[[str], bool]) -> list[str]:
+    """Members of a zip archive that the source reads; none when it is no archive."""
+    if not url.endswith(archives.ENDING):
+        return []
+    with storage.open_read(url) as file:
+        names = archives.members(file, url)
+    return [n for n in names if reads(posixpath.basename(n)) and not any(_is_hidden(p) for p in n.split("/"))]
 
 
 def _real(url: str) -> str:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
 import pytest
 
+from infra import storage
 from infra.errors import InputError
 from pipelines.sources.discovery import find_inputs
 
@@ -147,3 +149,19 @@ def test_a_remote_file_is_read_as_a_local_one_is(remote: str, tmp_path: Path) ->
         for text in batch.texts["text"].to_pylist()
     ]
     assert texts == [b"a", b"b", b"c"]
+
+
+def test_a_zip_archive_stands_for_the_files_in_it_that_the_source_reads(tree: Path) -> None:
+    with zipfile.ZipFile(tree / "set.zip", "w") as file:
+        for name in ("in/5.parquet", "README.md", "__MACOSX/in/._5.parquet", "in/.6.parquet"):
+            file.writestr(name, b"x")
+
+    def reads(name: str) -> bool:
+        return name.endswith(".parquet")
+
+    names = [i.uri for i in find_inputs([str(tree)], reads)[1]]
+    assert names == [*ALL, "set.zip/in/5.parquet"]
+    named = find_inputs([str(tree / "set.zip")], reads)[1]
+    assert [(i.uri, storage.read_bytes(i.url)) for i in named] == [("set.zip/in/5.parquet", b"x")]
+    with pytest.raises(InputError, match=r"set\.zip is no file that this source reads, by its name, and holds none"):
+        find_inputs([str(tree / "set.zip")], lambda name: name.endswith(".csv"))

@@ -1,9 +1,9 @@
 """What no snapshot and no manifest names, found and, when asked, removed.
 
-Owns: the rule of what is garbage. Does not own: anything outside HOME/datasets, HOME/embeddings, HOME/work, HOME/lake and the temporary
-siblings of the catalog. Invariants: a file that a manifest, a job record or any snapshot names is never removed; a file
-that our layout does not know is somebody else's and stays; nothing younger than the grace period is touched, because a
-running job may be about to name it.
+Owns: the rule of what is garbage. Does not own: anything outside HOME/datasets, HOME/embeddings, HOME/work, HOME/lake, the
+temporary siblings of the catalog and, on S3, uploads to HOME's own folders. Invariants: a file that a manifest, a job record or
+any snapshot names is never removed; a file that our layout does not know is somebody else's and stays; nothing younger than
+the grace period is touched, because a running job may be about to name it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,36 @@ from catalog import database, embeddings, lake, schema
 from catalog.lock import commit_lock
 from catalog.manifest import JobRecord
 from catalog.published import read_manifest
-from infra import storage
-from infra.errors import GoodviewsError, InputError
+from infra import storage, uploads
+from infra.errors import GoodviewsError, InputError, StorageError
 from infra.home import Home
 
 GRACE_HOURS: Final = 24.0
 OUR_FOLDERS: Final = ("scenes", "states", "rejects", "views", "manifests")
 "Folders of a version that only we write to."
+HOME_FOLDERS: Final = (
+    "alignments",
+    "cache",
+    "datasets",
+    "embeddings",
+    "indexes",
+    "lake",
+    "maps",
+    "reports",
+    "runs",
+    "work",
+)
+"Folders of HOME that only we upload to."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stray:
-    """One file that nothing names."""
+    """One file that nothing names, or the parts of one upload to `url` that was not completed (then with its id)."""
 
     url: str
     bytes: int
     why: str
+    upload_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +66,14 @@ def collect(home: Home, *, delete: bool = False, older_than_hours: float = GRACE
     young_s = older_than_hours * 3600
     left_alone: list[str] = []
     found = [*_work(home, young_s), *_temporary(home), *_versions(home, left_alone), *_sets(home, young_s, left_alone)]
-    strays = list(_old_enough(found, young_s))
+    strays = [*_old_enough(found, young_s), *_uploads(home, young_s, left_alone)]
     with commit_lock(home):
         strays += _old_enough(_lake_files(home, left_alone), young_s)
         if delete:
             for stray in strays:
+                if stray.upload_id is not None:
+                    uploads.abort(stray.url, upload_id=stray.upload_id)
+                    continue
                 # Asked again: a job that was resumed meanwhile may have written the file anew and be about to name it.
                 if _age_s(stray.url) >= young_s:
                     storage.remove(stray.url)
@@ -71,6 +88,19 @@ def _old_enough(found: Iterable[tuple[str, str]], young_s: float) -> Iterator[St
                 yield Stray(url=url, bytes=storage.size(url), why=why)
         except InputError:
             continue  # its job has just renamed or removed it
+
+
+def _uploads(home: Home, young_s: float, left_alone: list[str]) -> Iterator[Stray]:
+    """Uploads that a killed job, or a store that went away, left without an end; no listing shows their parts."""
+    folders = tuple(storage.join(home.url, name) + "/" for name in HOME_FOLDERS)
+    try:
+        for upload in uploads.unfinished(home.url):
+            if upload.url.startswith(folders) and time.time() - upload.began_s >= young_s:
+                why = "upload that was never completed"
+                size = uploads.uploaded_bytes(upload)
+                yield Stray(url=upload.url, bytes=size, why=why, upload_id=upload.upload_id)
+    except StorageError as error:
+        left_alone.append(f"unfinished uploads: {error}")
 
 
 def _age_s(url: str) -> float:

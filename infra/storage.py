@@ -336,14 +336,21 @@ def _upload(fs: fsspec.AbstractFileSystem, path: str, parts: Iterable[Buffer]) -
             sha.update(view)
             total += len(view)
             file.write(view)
+        file.close()
     except BaseException:
-        if isinstance(file, AbstractBufferedFile):
-            # Closing would complete the upload and publish half a file.
-            file.discard()
-            file.closed = True
+        _abandon(file)
         raise
-    file.close()
     return FileRecord(bytes=total, sha256=sha.hexdigest())
+
+
+def _abandon(file: Any) -> None:
+    """Give an upload up. Closing it, as Python does when it collects an open file, would publish the half that went out."""
+    if not isinstance(file, AbstractBufferedFile):
+        return
+    # Before `discard`, which fails too while the store does not answer; `uploads.unfinished` finds what then stays.
+    file.closed = True
+    with contextlib.suppress(Exception):
+        file.discard()
 
 
 def sync(path: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from catalog import audit, collect, lake
 from catalog.commit import commit_version
-from infra import storage
+from infra import storage, uploads
 from infra.errors import IntegrityError
 from infra.home import Home
 
@@ -42,3 +42,27 @@ def test_a_home_in_s3_is_committed_read_verified_and_collected(home: Home, publi
     storage.publish(storage.join(made.folder, "scenes/train/00000.parquet"), b"x")
     with pytest.raises(IntegrityError, match="has 1 bytes"):
         commit_version(home, made.dataset, made.version)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_gc_names_uploads_that_were_never_completed_and_aborts_them(home: Home, publish: Any) -> None:
+    made = publish()
+    commit_version(home, made.dataset, made.version)
+    fs: Any = storage.filesystem(home.url)[0]
+    bucket = home.url.removeprefix("s3://").partition("/")[0]
+    named = storage.join(made.folder, "scenes/train/00000.parquet")
+    for url in (named, storage.join(home.url, "runs/r1/encoder.safetensors"), storage.join(home.url, "theirs/x.bin")):
+        key = url.removeprefix(f"s3://{bucket}/")
+        begun = fs.call_s3("create_multipart_upload", Bucket=bucket, Key=key)
+        fs.call_s3("upload_part", Bucket=bucket, Key=key, UploadId=begun["UploadId"], PartNumber=1, Body=b"x" * 70)
+    # moto says that every upload began in 2010.
+    assert collect.collect(home, older_than_hours=200 * 365 * 24, delete=True).strays == []
+    found = collect.collect(home, older_than_hours=24).strays
+    assert [(stray.url, stray.bytes, stray.why) for stray in found] == [
+        (named, 70, "upload that was never completed"),
+        (storage.join(home.url, "runs/r1/encoder.safetensors"), 70, "upload that was never completed"),
+    ]
+    assert collect.collect(home, older_than_hours=24, delete=True).strays == found
+    assert [u.url for u in uploads.unfinished(home.url)] == [storage.join(home.url, "theirs/x.bin")]
+    # An upload to the name of a published file is not that file.
+    assert audit.verify(home).problems == []

@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 
 @app.command()
 def ingest(
-    source: Annotated[str, typer.Argument(help="toyworld, multi30k, coco, recap-datacomp or table.")],
+    source: Annotated[str | None, typer.Argument(help="Name of the source; docs/sources.md has them.")] = None,
     input: Annotated[list[str] | None, typer.Option(help="File, folder, glob or URL; repeat for more.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Name of the dataset; default: the source's name.")] = None,
     scenes_per_shard: Annotated[int | None, typer.Option(help="Scenes a shard [default: 10000].")] = None,
@@ -42,11 +42,16 @@ def ingest(
         *(set_ or []),
         *(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in flags.items() if v is not None),
     ]
+    recognised = None
+    if source is None:
+        recognised = _recognise(input or [], limit, dry_run=dry_run)
+        source = next(iter(recognised))
+        dataset = dataset or "unnamed"
     request = build_request(source, input or [], dataset, config, sets, max_reject_rate)
     if dry_run:
         from pipelines.preview import preview
 
-        preview(request, as_json=json)
+        preview(request, as_json=json, recognised=recognised)
         return
     from infra.home import resolve
     from infra.session import open_workers
@@ -56,6 +61,19 @@ def ingest(
     with open_workers(address=address, num_cpus=num_cpus) as workers:
         outcome = run(request, where, workers)
     _print(outcome, as_json=json)
+
+
+def _recognise(paths: list[str], limit: int | None, *, dry_run: bool) -> dict[str, str]:
+    """The sources that read the inputs, when the command line names none. Raises UsageError unless it is a dry run."""
+    from infra.errors import UsageError
+    from pipelines.preview import recognise
+    from pipelines.sources import SOURCES
+
+    if not dry_run or not paths:
+        raise UsageError(
+            f"No source was named. Name one of {', '.join(sorted(SOURCES))}, or add --dry-run and --input to see which reads your files."
+        )
+    return recognise(paths, limit)
 
 
 def build_request(

@@ -125,10 +125,17 @@ class Source(Protocol):
 
 SOURCES: Final = {
     "coco": "pipelines.sources.coco:Coco",
+    "datacomp": "pipelines.sources.datacomp:DataComp",
+    "flickr30k": "pipelines.sources.flickr:Flickr30k",
+    "flickr8k": "pipelines.sources.flickr:Flickr8k",
+    "img2dataset": "pipelines.sources.img2dataset:Img2dataset",
+    "msrvtt": "pipelines.sources.msrvtt:MsrVtt",
     "multi30k": "pipelines.sources.multi30k:Multi30k",
     "recap-datacomp": "pipelines.sources.recap:RecapDataComp",
     "table": "pipelines.sources.table:Table",
     "toyworld": "pipelines.sources.toyworld:Toyworld",
+    "webdataset": "pipelines.sources.webdataset_tars:WebdatasetTars",
+    "wit": "pipelines.sources.wit:Wit",
 }
 """Name of the source -> its class. The class is a frozen keyword-only dataclass of its options (`--set source.x=y`)."""
 

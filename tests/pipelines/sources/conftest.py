@@ -133,3 +133,25 @@ def write_parquet(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+def _picture(encoding: str) -> bytes:
+    import io
+
+    from PIL import Image
+
+    sink = io.BytesIO()
+    Image.new("RGB", (8, 6), (200, 30, 30)).save(sink, encoding)
+    return sink.getvalue()
+
+
+@pytest.fixture
+def jpeg() -> bytes:
+    """A red JPEG of 8 x 6 pixels."""
+    return _picture("JPEG")
+
+
+@pytest.fixture
+def png() -> bytes:
+    """The same as PNG."""
+    return _picture("PNG")

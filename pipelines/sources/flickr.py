@@ -1,0 +1,306 @@
+"""Flickr8k and Flickr30k, in the forms that go round: caption files, Karpathy's JSON, parquet of the Hugging Face hub.
+
+Owns: which files are read, splits and their lists, scenes that the release lost. Does not own: the lines (`caption_lines`), Karpathy's
+layout (`coco_layouts`), parquet rows (`flickr_tables`).
+Invariant: a scene is named by its picture's file name without `.jpg`, in every form, so that they give the same scenes; a picture's
+captions come from one file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from catalog.schema import SPLIT_PATTERN
+from infra.errors import ConfigError, InputError
+from pipelines.sources import Batch, Input, Piece, Source, Survey
+from pipelines.sources import caption_lines as cl
+from pipelines.sources import flickr_tables as tables
+from pipelines.sources.coco_layouts import KARPATHY, Text, layout_of, pictures
+from pipelines.sources.columns import as_url
+from pipelines.sources.documents import load
+from pipelines.sources.lines import all_lines
+from pipelines.sources.names import NO_WRITERS, base, listed, picture_id
+from pipelines.sources.pictures import WRITERS as PICTURE_WRITERS
+from pipelines.sources.rows import Builder
+
+PARQUET: Final = "parquet"
+UNLISTED: Final = "rest"
+"""Split of a picture that no list names: 93 of Flickr8k."""
+WHOLE: Final = "all"
+"""Split of every picture when nothing says any."""
+
+SPLIT_NAMES: Final = {"dev": "val", "validation": "val"}
+LOST_OF_FLICKR8K: Final = {
+    "2258277193_586949ec62": "missing_image: the picture is in no archive of Flickr8k, so 8,091 of its 8,092 are left"
+}
+NOTHING: Final[Mapping[str, str]] = {}
+MEANINGS: Final = {"picture's file name": "scene id, image uri", "caption": "text:human", "split, or its list": "split"}
+
+SplitRule: TypeAlias = Callable[[str | None, str | None], str]
+
+_LIST = re.compile(r"(?:.*[._-])?(train|dev|val|validation|test)(?:_?images)?\.txt", re.IGNORECASE)
+_CAPTIONS = re.compile(r".*\.token(?:\.txt)?|.*captions.*\.txt|.*\.csv|dataset_.*\.json|.*\.parquet", re.IGNORECASE)
+_OTHER = re.compile(r".*(?:lemma|annotations\.txt|crowdflower|expert).*", re.IGNORECASE)
+"""Lemmatised captions and ratings lie beside the captions of Flickr8k."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionFile(Input):
+    """A file of captions in one form, with the split lists that are read with it."""
+
+    form: str
+    lists: tuple[Input, ...] = ()
+    named_split: str | None = None
+    "Split by the file's name, where several parquet files bear several."
+
+    @property
+    def files(self) -> tuple[Input, ...]:
+        """The file and the lists."""
+        return (self, *self.lists)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    """What one line, picture or row says of a scene."""
+
+    row: int
+    picture: str | None
+    split: str | None
+    texts: list[Text]
+    is_mended: bool = False
+
+
+class _Flickr(Source):
+    """What both sets do. A subclass is a dataclass of its options."""
+
+    split: str
+    lost: Mapping[str, str]
+    "Scene id -> why its captions are rejected."
+
+    bad_passes = 5
+    grouped = True
+    needs_input = True
+    repairs_byte_escapes = False
+
+    def __post_init__(self) -> None:
+        if self.split and not SPLIT_PATTERN.fullmatch(self.split):
+            message = f"The option source.split={self.split!r} is no split name (lower-case letters, digits, `_`)."
+            raise ConfigError(message)
+
+    def reads(self, name: str) -> bool:
+        """Caption files and split lists; lemmatised captions and ratings beside them are left out."""
+        name = base(name)
+        return not _OTHER.fullmatch(name) and bool(_CAPTIONS.fullmatch(name) or _LIST.fullmatch(name))
+
+    def survey(self, inputs: Sequence[Input], limit: int | None) -> Survey:
+        """Parses every caption file; of parquet, names and splits alone.
+
+        Raises InputError for a file in no known form, for a picture that two files or two lists hold, for splits from two sides.
+        """
+        lists, files = _sorted_out(inputs)
+        splits = {} if self.split else _read_lists(lists)
+        files = [replace(file, lists=tuple(lists)) for file in files]
+        notes: list[str] = []
+        pieces: list[Piece] = []
+        holders: dict[str, str] = {}
+        for file in files:
+            left = None if limit is None else limit - sum(piece.stop - piece.start for piece in pieces)
+            if file.form == PARQUET:
+                found = tables.pieces(file, left, self._split_rule(file, splits), self._pictures)
+            else:
+                found = self._survey_lines(file, left, splits, notes)
+            for piece, ids in found:
+                pieces.append(piece)
+                _claim(holders, ids, file)
+        if lists and self.split:
+            notes.append(f"split lists are not read, as source.split={self.split!r} names one split for all")
+        named = {split for piece in pieces for split in piece.scenes_by_split}
+        if named == {WHOLE}:
+            notes.append(
+                "nothing says which scene is of which split, so all are of the split `all`; add split lists to the inputs, or name one with source.split"
+            )
+        forms = " and ".join(sorted({file.form for file in files}))
+        return Survey(format=f"{self.name}, {forms} form", pieces=pieces, columns=MEANINGS, notes=notes, cuttable=False)
+
+    def read(self, piece: Piece) -> Iterator[Batch]:
+        """Rows [start, stop) of one file."""
+        file = piece.input
+        if not isinstance(file, CaptionFile):
+            raise InputError(f"A piece of {self.name} does not name its caption file. Pieces come from `survey`.")
+        splits = {} if self.split else _read_lists(file.lists)
+        rule = self._split_rule(file, splits)
+        if file.form == PARQUET:
+            yield from tables.read(file, piece.start, piece.stop, rule, self._pictures)
+            return
+        builder = Builder(file.uri)
+        for record in _records(file):
+            if record.row < piece.start:
+                continue
+            if record.row >= piece.stop:
+                break
+            if builder.is_full:
+                yield builder.build()
+            id_ = None if record.picture is None else picture_id(record.picture)
+            builder.record(id_, rule(id_, record.split), record.row, image_uri=record.picture)
+            lost = self.lost.get(id_ or "")
+            for field, text, broken in record.texts:
+                builder.text(field, "human", text, broken or lost)
+        if not builder.is_empty:
+            yield builder.build()
+
+    @property
+    def _pictures(self) -> bool:
+        return bool(getattr(self, "pictures", False))
+
+    def _survey_lines(
+        self, file: CaptionFile, left: int | None, splits: Mapping[str, str], notes: list[str]
+    ) -> Iterator[tuple[Piece, set[str]]]:
+        rule = self._split_rule(file, splits)
+        scenes: dict[str, set[str]] = {}
+        mended: list[str] = []
+        stop = 0
+        for record in _records(file):
+            if left is not None and record.row >= left:
+                break
+            stop = record.row + 1
+            id_ = None if record.picture is None else picture_id(record.picture)
+            scenes.setdefault(rule(id_, record.split), set()).add(id_ or f"#{record.row}")
+            if record.is_mended:
+                mended.append(f"{record.picture} (row {record.row:,})")
+        if mended:
+            notes.append(f"{file.uri}: a missing second separator is read as if it were there: {listed(mended)}")
+        if stop:
+            counts = {split: len(ids) for split, ids in sorted(scenes.items())}
+            yield Piece(input=file, start=0, stop=stop, scenes_by_split=counts), set().union(*scenes.values())
+
+    def _split_rule(self, file: CaptionFile, splits: Mapping[str, str]) -> SplitRule:
+        """(scene id, split that the file says) -> split of the record."""
+
+        def split(id_: str | None, said: str | None) -> str:
+            if self.split:
+                return self.split
+            if said and splits:
+                message = f"{file.uri} says the splits itself, and so does {listed([one.uri for one in file.lists])}. Name one of them."
+                raise InputError(message)
+            if splits:
+                return splits.get(id_ or "", UNLISTED)
+            said = said or file.named_split or WHOLE
+            said = SPLIT_NAMES.get(said, said)
+            if not SPLIT_PATTERN.fullmatch(said):
+                message = f"{file.uri} names the split {said!r} for {id_}, which cannot name one (lower-case letters, digits, `_`). Are its columns shifted? Name one split for all with source.split."
+                raise InputError(message)
+            return said
+
+        return split
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flickr8k(_Flickr):
+    """Flickr8k: the token file, Kaggle's captions.txt, Karpathy's JSON; splits by Flickr_8k.*Images.txt."""
+
+    split: str = ""
+    "One split name for all scenes. Empty: by the lists or the files, else `all`."
+
+    name = "flickr8k"
+    writers = NO_WRITERS
+    lost = LOST_OF_FLICKR8K
+
+    def reads(self, name: str) -> bool:
+        """As both sets do, but parquet."""
+        return super().reads(name) and not name.endswith(".parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flickr30k(_Flickr):
+    """Flickr30k: the token file, Kaggle's results.csv, Karpathy's JSON, parquet of the Hugging Face hub."""
+
+    split: str = ""
+    "One split name for all scenes. Empty: by the lists or the files, else `all`."
+    pictures: bool = False
+    "Take the pictures out of parquet, too. 10,000 of them are a shard of 1.4 GB; use fewer scenes_per_shard."
+
+    name = "flickr30k"
+    writers = NO_WRITERS
+    lost = NOTHING
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pictures:
+            object.__setattr__(self, "writers", PICTURE_WRITERS)
+
+
+def _sorted_out(inputs: Sequence[Input]) -> tuple[list[Input], list[CaptionFile]]:
+    """(split lists, caption files with their form), each by uri. Raises InputError when there is no caption file."""
+    every = sorted(inputs, key=lambda source: source.uri)
+    lists = [source for source in every if _LIST.fullmatch(base(source.uri))]
+    files = []
+    for source in every:
+        name = base(source.uri)
+        if source not in lists and _CAPTIONS.fullmatch(name) and not _OTHER.fullmatch(name):
+            files.append(CaptionFile(uri=source.uri, url=source.url, form=_form(source)))
+    if not files:
+        message = f"None of the inputs is a caption file of Flickr8k or Flickr30k by its name: {listed([i.uri for i in inputs])}. Name the token file, Kaggle's CSV, Karpathy's JSON or parquet."
+        raise InputError(message)
+    parquet = [tables.split_by_name(file) for file in files if file.form == PARQUET]
+    if len(set(parquet)) > 1:
+        # One name alone says nothing: lmms-lab calls all of Flickr30k `test`.
+        files = [replace(f, named_split=tables.split_by_name(f) if f.form == PARQUET else None) for f in files]
+    return lists, files
+
+
+def _form(source: Input) -> str:
+    if source.uri.endswith(".parquet"):
+        return PARQUET
+    if base(source.uri).endswith(".json"):
+        if layout_of(load(source), uri=source.uri) != KARPATHY:
+            raise InputError(f"{source.uri} is JSON, but not in Karpathy's layout. Name `dataset_flickr30k.json`.")
+        return KARPATHY
+    return cl.form_of(source)
+
+
+def _read_lists(lists: Sequence[Input]) -> dict[str, str]:
+    """Scene id -> split. Raises InputError for a picture in two lists of different splits."""
+    found: dict[str, str] = {}
+    for source in lists:
+        match = _LIST.fullmatch(base(source.uri))
+        name = match[1].lower() if match else ""
+        split = SPLIT_NAMES.get(name, name)
+        for line in all_lines(source):
+            id_ = picture_id(as_url(line.strip()))
+            if id_ and found.setdefault(id_, split) != split:
+                message = f"Picture {id_} is of the split {found[id_]} by one list and of {split} by {source.uri}. A scene has one split; remove it from one list."
+                raise InputError(message)
+    return found
+
+
+def _claim(holders: dict[str, str], ids: set[str], file: Input) -> None:
+    """Raises InputError for a picture that another file holds: its captions would be counted twice."""
+    for id_ in ids:
+        if not id_.startswith("#") and holders.setdefault(id_, file.uri) != file.uri:
+            message = (
+                f"Picture {id_} has captions in {holders[id_]} and in {file.uri}. They are forms of one set; name one."
+            )
+            raise InputError(message)
+
+
+def _records(file: CaptionFile) -> Iterator[_Record]:
+    if file.form == KARPATHY:
+        for picture in pictures(load(file), uri=file.uri, split=""):
+            yield _Record(row=picture.row, picture=picture.uri, split=picture.split, texts=picture.texts)
+        return
+    record: _Record | None = None
+    for entry in cl.entries(file, file.form):
+        text = (entry.field, entry.text, entry.broken)
+        if record is not None and record.row == entry.row:
+            record.texts.append(text)
+            continue
+        if record is not None:
+            yield record
+        record = _Record(
+            row=entry.row, picture=entry.picture, split=entry.split, texts=[text], is_mended=entry.is_mended
+        )
+    if record is not None:
+        yield record

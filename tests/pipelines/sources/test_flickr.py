@@ -1,0 +1,261 @@
+"""`pipelines.sources.flickr`: one set in several forms gives the same scenes, and a broken file gives a reject or a sentence."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from infra.errors import ConfigError, InputError
+from pipelines.sources.flickr import LOST_OF_FLICKR8K, Flickr8k, Flickr30k
+
+CAPTIONS = {
+    "1000_ab.jpg": ["A dog, running .", 'He says " hi " .', "A dog runs ."],
+    "2000_cd.jpg": ["Two guys | one hat .", "Men ."],
+    "3000.jpg": ["A bird ."],
+}
+TOKEN = "".join(f"{name}#{n}\t{text}\n" for name, texts in CAPTIONS.items() for n, text in enumerate(texts)).encode()
+PIPED = b"image_name| comment_number| comment\n" + b"".join(
+    f"{name}| {n}| {text}\n".encode() for name, texts in CAPTIONS.items() for n, text in enumerate(texts)
+)
+COMMA = b"image,caption\n" + b"".join(
+    ('{},"{}"\n'.format(name, text.replace('"', '""'))).encode() for name, texts in CAPTIONS.items() for text in texts
+)
+ANNOTATIONS = b"raw,sentids,split,filename,img_id\n" + b"".join(
+    '"{}","[1]",{},{},0\n'.format(json.dumps(texts).replace('"', '""'), split, name).encode()
+    for (name, texts), split in zip(CAPTIONS.items(), ("train", "val", "test"), strict=True)
+)
+KARPATHY = json.dumps(
+    {
+        "images": [
+            {
+                "filename": name,
+                "split": split,
+                "sentences": [{"raw": text, "sentid": n} for n, text in enumerate(texts)],
+            }
+            for (name, texts), split in zip(CAPTIONS.items(), ("train", "val", "test"), strict=True)
+        ],
+        "dataset": "flickr30k",
+    }
+).encode()
+FORMS = {
+    "Flickr8k.token.txt": TOKEN,
+    "results_20130124.token": TOKEN,
+    "results.csv": PIPED,
+    "captions.txt": COMMA,
+    "flickr_annotations_30k.csv": ANNOTATIONS,
+    "dataset_flickr30k.json": KARPATHY,
+}
+
+
+def texts_by_scene(whole: Any) -> dict[str, list[bytes]]:
+    return {id_: [text for _, text in whole.texts_of(id_)] for id_ in whole.ids}
+
+
+def rejected(whole: Any) -> list[tuple[bytes, str]]:
+    return [(t["text"], t["broken"].partition(":")[0]) for t in whole.texts if t["broken"]]
+
+
+WANTED = {name.removesuffix(".jpg"): [text.encode() for text in texts] for name, texts in CAPTIONS.items()}
+
+
+@pytest.mark.parametrize("source", [Flickr8k(), Flickr30k()])
+@pytest.mark.parametrize("name", sorted(FORMS))
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_every_form_gives_the_same_scenes(name: str, source: Any, pack: Any, write_text: Any, read_whole: Any) -> None:
+    path = write_text(name + (".gz" if pack is gzip.compress else ""), pack(FORMS[name]))
+    assert source.reads(path.name)
+    whole = read_whole(source, path)
+    assert texts_by_scene(whole) == WANTED
+    assert not rejected(whole)
+    assert {r["image_uri"] for r in whole.records} == set(CAPTIONS)
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_parquet_of_both_layouts(split: bool, write_parquet: Any, read_whole: Any) -> None:
+    columns = {"caption": list(CAPTIONS.values()), "filename": list(CAPTIONS), "sentids": [["0"]] * 3}
+    if split:
+        columns["split"] = ["train", "val", "test"]
+    pictures = pa.array([{"bytes": b"x", "path": None}] * 3, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+    table = pa.table({**columns, "image": pictures})
+    # lmms-lab calls the whole of Flickr30k `test`.
+    whole = read_whole(Flickr30k(), write_parquet("data/test-00000-of-00009.parquet", table, row_group_size=2))
+    assert texts_by_scene(whole) == WANTED
+    assert [r["split"] for r in whole.records] == (["train", "val", "test"] if split else ["all"] * 3)
+    assert all(r["image"] is None for r in whole.records)
+    assert any("all are of the split `all`" in note for note in whole.survey.notes) is not split
+
+
+def test_parquet_files_of_several_names_are_splits(write_parquet: Any, read_whole: Any) -> None:
+    def table(name: str) -> pa.Table:
+        return pa.table({"caption": [CAPTIONS[name]], "filename": [name]})
+
+    paths = [
+        write_parquet("train-00000-of-00001.parquet", table("1000_ab.jpg")),
+        write_parquet("validation-00000-of-00001.parquet", table("2000_cd.jpg")),
+    ]
+    whole = read_whole(Flickr30k(), *paths)
+    assert [(r["source_id"], r["split"]) for r in whole.records] == [("1000_ab", "train"), ("2000_cd", "val")]
+
+
+def test_pictures_of_parquet_are_taken_when_asked_for(
+    write_parquet: Any, read_whole: Any, jpeg: bytes, png: bytes
+) -> None:
+    struct = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    values = [{"bytes": jpeg, "path": "x"}, {"bytes": png, "path": "x"}, None]
+    table = pa.table(
+        {"caption": list(CAPTIONS.values()), "filename": list(CAPTIONS), "image": pa.array(values, struct)}
+    )
+    source = Flickr30k(pictures=True)
+    assert source.writers and not Flickr30k().writers
+    first, second, third = read_whole(source, write_parquet("test.parquet", table)).records
+    assert first["image"] == jpeg and (first["width"], first["height"]) == (8, 6)
+    assert second["image"].startswith(b"\xff\xd8\xff") and second["width"] == 8
+    assert third["image"] is None and third["image_sha256"] is None
+
+
+def test_lists_decide_the_split(write_text: Any, read_whole: Any) -> None:
+    paths = [
+        write_text("Flickr8k.token.txt", TOKEN),
+        write_text("Flickr_8k.trainImages.txt", b"1000_ab.jpg\n"),
+        write_text("Flickr_8k.devImages.txt", b"2000_cd.jpg\r\n\n"),
+    ]
+    source = Flickr8k()
+    assert all(source.reads(path.name) for path in paths)
+    whole = read_whole(source, *paths)
+    assert {r["source_id"]: r["split"] for r in whole.records} == {"1000_ab": "train", "2000_cd": "val", "3000": "rest"}
+    # The lists decide, so they are inputs like the captions.
+    assert {file.uri for piece in whole.survey.pieces for file in piece.input.files} == {p.name for p in paths}
+    one = read_whole(Flickr8k(split="test"), *paths)
+    assert {r["split"] for r in one.records} == {"test"}
+
+
+def test_one_picture_in_two_lists_is_refused(write_text: Any, inputs: Any) -> None:
+    paths = [
+        write_text("Flickr8k.token.txt", TOKEN),
+        write_text("train.txt", b"1000_ab\n"),
+        write_text("test.txt", b"1000_ab\n"),
+    ]
+    with pytest.raises(
+        InputError, match=r"Picture 1000_ab is of the split test by one list and of train by train\.txt"
+    ):
+        Flickr30k().survey(inputs(*paths), None)
+
+
+def test_splits_from_two_sides_are_refused(write_text: Any, inputs: Any) -> None:
+    paths = [write_text("dataset_flickr30k.json", KARPATHY), write_text("train.txt", b"1000_ab\n")]
+    with pytest.raises(InputError, match="says the splits itself, and so does"):
+        Flickr30k().survey(inputs(*paths), None)
+
+
+def test_two_forms_of_one_set_at_once_are_refused(write_text: Any, inputs: Any) -> None:
+    paths = [write_text("results.csv", PIPED), write_text("results.token", TOKEN)]
+    with pytest.raises(InputError, match=r"has captions in results\.csv and in results\.token"):
+        Flickr30k().survey(inputs(*paths), None)
+
+
+def test_the_stray_name_is_a_reject_and_so_are_captions_of_the_lost_picture(write_text: Any, read_whole: Any) -> None:
+    (lost,) = LOST_OF_FLICKR8K
+    lines = f"{lost}.jpg.1#0\tpeople\n{lost}.jpg#1\tSome people\n".encode()
+    path = write_text("Flickr8k.token.txt", lines + TOKEN)
+    whole = read_whole(Flickr8k(), path)
+    assert rejected(whole) == [(b"people", "malformed_record"), (b"Some people", "missing_image")]
+    assert len(whole.texts) == TOKEN.count(b"\n") + 2
+    assert not [t for t in read_whole(Flickr30k(), path).texts if t["broken"] and "missing" in t["broken"]]
+
+
+def test_the_line_of_kaggle_without_its_second_separator_is_mended_and_named(write_text: Any, read_whole: Any) -> None:
+    broken = b"2199200615.jpg| 4   A dog runs across the grass .\n"
+    whole = read_whole(Flickr30k(), write_text("results.csv", PIPED + broken))
+    assert whole.texts_of("2199200615") == [("caption[4]", b"A dog runs across the grass .")]
+    assert not rejected(whole)
+    assert any("2199200615.jpg (row 6)" in note for note in whole.survey.notes)
+
+
+def test_a_line_break_inside_a_caption_never_leaves_half_of_it(write_text: Any, read_whole: Any) -> None:
+    for name, data in (("r.token", TOKEN), ("results.csv", PIPED)):
+        cut = data.replace(b"A dog runs .", b"A dog\nruns .")
+        whole = read_whole(Flickr30k(), write_text(name, cut))
+        assert [reason for _, reason in rejected(whole)] == ["malformed_record"] * 2
+        assert len(whole.texts) == 7
+    quoted = COMMA.replace(b"A dog runs .", b"A dog\nruns .")
+    whole = read_whole(Flickr30k(), write_text("captions.txt", quoted))
+    assert texts_by_scene(whole)["1000_ab"][2] == b"A dog\nruns ." and not rejected(whole)
+
+
+def test_shifted_columns_are_rejects(write_text: Any, read_whole: Any) -> None:
+    shifted = b'image,caption\n"A dog, running .",1000_ab.jpg\n'
+    whole = read_whole(Flickr8k(), write_text("captions.txt", shifted + COMMA.split(b"\n", 1)[1]))
+    assert rejected(whole) == [(b"1000_ab.jpg", "malformed_record")]
+    assert len(whole.texts) == 7
+
+
+def test_an_unquoted_comma_is_a_reject_and_not_a_shorter_caption(write_text: Any, read_whole: Any) -> None:
+    whole = read_whole(Flickr8k(), write_text("captions.txt", COMMA + b"4000.jpg,A dog, running\n"))
+    assert rejected(whole) == [(b"4000.jpg,A dog, running", "malformed_record")]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\n\n",
+        TOKEN.replace(b"\t", b" "),
+        PIPED.replace(b"|", b";"),
+        b"<html>",
+        "image,caption\n".encode("utf-16"),
+    ],
+)
+def test_a_file_in_no_known_form_is_refused(data: bytes, write_text: Any, inputs: Any) -> None:
+    with pytest.raises(InputError, match="is no caption file of Flickr8k or Flickr30k"):
+        Flickr30k().survey(inputs(write_text("results.csv", data)), None)
+
+
+def test_a_windows_byte_stays_in_its_text(write_text: Any, read_whole: Any) -> None:
+    for name, data in (("r.token", TOKEN), ("results.csv", PIPED), ("captions.txt", COMMA)):
+        whole = read_whole(Flickr30k(), write_text(name, data.replace(b"A bird", b"A\x92bird")))
+        assert whole.texts_of("3000")[0][1] == b"A\x92bird ."
+
+
+def test_lemmas_and_ratings_are_not_read() -> None:
+    names = ("Flickr8k.lemma.token.txt", "CrowdFlowerAnnotations.txt", "ExpertAnnotations.txt", "readme.txt")
+    assert not any(source.reads(name) for source in (Flickr8k(), Flickr30k()) for name in names)
+    assert not Flickr8k().reads("x.parquet")
+
+
+def test_a_limit_counts_rows(write_text: Any, read_whole: Any) -> None:
+    for limit in range(1, 8):
+        assert len(read_whole(Flickr30k(), write_text("results.csv", PIPED), limit=limit).texts) == min(limit, 6)
+
+
+def test_a_split_that_cannot_be_one_is_refused(write_text: Any, inputs: Any) -> None:
+    data = ANNOTATIONS.replace(b",train,", b",A dog,")
+    with pytest.raises(InputError, match="names the split 'A dog' for 1000_ab"):
+        Flickr30k().survey(inputs(write_text("a.csv", data)), None)
+    with pytest.raises(ConfigError, match="no split name"):
+        Flickr8k(split="A b")
+
+
+def test_a_json_list_that_is_none_is_a_reject(write_text: Any, read_whole: Any) -> None:
+    data = ANNOTATIONS.replace(b'"[""A bird .""]"', b"A bird .")
+    whole = read_whole(Flickr30k(), write_text("a.csv", data))
+    assert rejected(whole) == [(b"A bird .", "malformed_record")]
+
+
+def test_columns_of_another_type_are_refused(write_parquet: Any, inputs: Any) -> None:
+    path = write_parquet("x.parquet", pa.table({"caption": [1], "filename": ["a.jpg"]}))
+    with pytest.raises(InputError, match="Column 'caption' of x.parquet is int64"):
+        Flickr30k().survey(inputs(path), None)
+    path = write_parquet("y.parquet", pa.table({"caption": ["a"], "filename": ["a.jpg"], "image": ["a.jpg"]}))
+    with pytest.raises(InputError, match="holds no pictures"):
+        Flickr30k(pictures=True).survey(inputs(path), None)
+
+
+def test_folders_do_not_matter(write_text: Any, read_whole: Any, tmp_path: Path) -> None:
+    first = read_whole(Flickr30k(), write_text("a/results.csv", PIPED))
+    second = read_whole(Flickr30k(), write_text("b/results.csv", PIPED))
+    assert first.records == second.records and first.texts == second.texts

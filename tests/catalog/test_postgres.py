@@ -1,16 +1,12 @@
-"""The same promises with Postgres metadata; the server is started here, and without one the tests are skipped."""
+"""The same promises with Postgres metadata; without a server (`postgres_catalog`) the tests are skipped."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
-import shutil
-import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,68 +16,15 @@ from catalog import audit, collect, database, lake, lock, queries, rebuild
 from catalog.commit import commit_version
 from infra.errors import ConflictError, InputError, StorageError, UsageError
 from infra.home import Home
+from tests.conftest import POSTGRES_PASSWORD as PASSWORD
 
 ROOT = Path(__file__).parents[2]
-PASSWORD = "s3 cret'x\\y"
-
-
-def binary(name: str) -> str | None:
-    candidates = [
-        shutil.which(name),
-        *sorted(map(str, Path("/usr/lib/postgresql").glob(f"*/bin/{name}")), reverse=True),
-    ]
-    return next((path for path in candidates if path), None)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """A conninfo without database name."""
-    initdb, pg_ctl = binary("initdb"), binary("pg_ctl")
-    if initdb is None or pg_ctl is None:
-        pytest.skip("Postgres is not installed (`apt-get install postgresql`)")
-    # Not below pytest's own folder, which is shut to the user that Postgres must run as.
-    folder = Path(tempfile.mkdtemp(prefix="goodviews-postgres-"))
-    run: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    if os.geteuid() == 0:
-        import pwd
-
-        try:
-            owner = pwd.getpwnam("postgres")
-        except KeyError:
-            pytest.skip("Postgres does not run as root, and there is no user `postgres`")
-        run |= {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
-        os.chown(folder, owner.pw_uid, owner.pw_gid)
-    (folder / "password").write_text(PASSWORD)
-    os.chmod(folder / "password", 0o644)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    data = str(folder / "data")
-    subprocess.run(
-        [initdb, "-D", data, "-A", "scram-sha-256", "-U", "gv", f"--pwfile={folder / 'password'}"],
-        check=True,
-        cwd=folder,
-        **run,
-    )
-    options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
-    subprocess.run(
-        [pg_ctl, "-D", data, "-o", options, "-l", str(folder / "log"), "-w", "start"], check=True, cwd=folder, **run
-    )
-    yield f"host=127.0.0.1 port={port} user=gv"
-    subprocess.run([pg_ctl, "-D", data, "-m", "immediate", "stop"], check=True, cwd=folder, **run)
-    shutil.rmtree(folder)
 
 
 @pytest.fixture
-def home(server: str, tmp_path: Path, request: pytest.FixtureRequest) -> Home:
-    """A HOME with a database of its own."""
-    import psycopg
-    from psycopg.conninfo import make_conninfo
-
-    name = f"lake_{abs(hash(request.node.name))}"
-    with psycopg.connect(make_conninfo(server, dbname="postgres", password=PASSWORD), autocommit=True) as connection:
-        connection.execute(f'CREATE DATABASE "{name}"')
-    return Home(url=str(tmp_path / "home"), catalog="postgres:" + make_conninfo(server, dbname=name, password=PASSWORD))
+def home(postgres_catalog: str, tmp_path: Path) -> Home:
+    """A HOME on disk with a database of its own."""
+    return Home(url=str(tmp_path / "home"), catalog=postgres_catalog)
 
 
 def rows(home: Home, query: str) -> list[tuple[Any, ...]]:

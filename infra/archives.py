@@ -8,6 +8,7 @@ archive, a wrong checksum or an encrypted member is an InputError at the read th
 from __future__ import annotations
 
 import io
+import struct
 import zipfile
 import zlib
 from typing import IO, Final, cast
@@ -17,6 +18,8 @@ from infra.errors import InputError
 PREFIX: Final = "zip://"
 ENDING: Final = ".zip"
 _ENCRYPTED: Final = 0x1
+_DAMAGE: Final = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, RuntimeError)
+"""What the reader of archives lets out when bytes are wrong; NotImplementedError (an odd packing) is a RuntimeError."""
 
 
 def member_url(archive: str, member: str) -> str:
@@ -57,7 +60,7 @@ def open_member(file: IO[bytes], url: str) -> IO[bytes]:
         raise InputError(f"{_words(url)} is encrypted. Unpack it yourself and name the file.")
     try:
         return cast(IO[bytes], io.BufferedReader(_Member(archive.open(info), file, url)))
-    except (NotImplementedError, zipfile.BadZipFile) as error:
+    except _DAMAGE as error:
         raise InputError(f"{_words(url)} cannot be read: {error}. Unpack it yourself and name the file.") from error
 
 
@@ -76,8 +79,10 @@ class _Member(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         try:
             data = self._member.read(len(buffer))
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-            message = f"{_words(self._url)} is damaged ({error}). The download or the copy was cut short; fetch it again."
+        except _DAMAGE as error:
+            message = (
+                f"{_words(self._url)} is damaged ({error}). The download or the copy was cut short; fetch it again."
+            )
             raise InputError(message) from error
         buffer[: len(data)] = data
         return len(data)
@@ -98,8 +103,10 @@ class _Member(io.RawIOBase):
 def _open(file: IO[bytes], archive: str) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(file)
-    except (zipfile.BadZipFile, ValueError, EOFError, OSError) as error:
-        message = f"{archive} is not a whole zip archive ({error}). The download or the copy was cut short; fetch it again."
+    except _DAMAGE as error:
+        message = (
+            f"{archive} is not a whole zip archive ({error}). The download or the copy was cut short; fetch it again."
+        )
         raise InputError(message) from error
 
 

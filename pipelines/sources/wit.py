@@ -9,7 +9,7 @@ would name another picture in another copy. The first text is the caption; descr
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -147,10 +147,7 @@ class Wit(Source):
             if cols.is_text_list(text.type):
                 strands = [cols.strand(pc.list_slice(text, 0, 1, return_fixed_size_list=False), TEXT, "human")]
                 if self.contexts:
-                    rest = pc.list_slice(text, 1, return_fixed_size_list=False)
-                    # A row without a list has its one absent text already.
-                    rest = pc.if_else(rest.is_valid(), rest, pa.scalar([], rest.type))
-                    strands.append(cols.strand(rest, CONTEXT, "alt"))
+                    strands.append(_contexts(pc.list_slice(text, 1, return_fixed_size_list=False)))
             yield cols.batch(count, columns, strands)
 
     # --- a folder of pictures
@@ -205,11 +202,21 @@ class Wit(Source):
     def _add_texts(self, builder: Builder, value: Any, lost: str | None) -> None:
         texts = value if isinstance(value, list) else [value]
         for place, text in enumerate(texts if self.contexts else texts[:1]):
+            if place and text is None:
+                continue
             field, role = (f"{TEXT}[0]", "human") if place == 0 else (f"{CONTEXT}[{place - 1}]", "alt")
             if text is None or isinstance(text, str):
                 builder.text(field, role, None if text is None else encode(text), lost)
             else:
                 builder.text(field, role, show(text), f"malformed_record: `{field}` is {name_of(text)}, not a text")
+
+
+def _contexts(column: pa.Array) -> cols.Strand:
+    """The texts that there are: a page without a description is no caption that was lost."""
+    strand = cols.strand(column, CONTEXT, "alt")
+    there = strand.text.is_valid()
+    mask = there.to_numpy(zero_copy_only=False)
+    return replace(strand, record=strand.record[mask], field=strand.field[mask], text=strand.text.filter(there))
 
 
 def _stem(path: str | None) -> str:

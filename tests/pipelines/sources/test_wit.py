@@ -61,8 +61,9 @@ def test_a_jpeg_keeps_its_bytes_and_another_encoding_becomes_one(parquet: Path, 
 def test_contexts_are_alt_texts_when_asked_for(parquet: Path, folder: list[Path], read_whole: Any) -> None:
     for paths in ([parquet], folder):
         whole = read_whole(Wit(contexts=True), *paths)
-        assert whole.texts_of("image_0") == [("text[0]", b"a church"), ("context[0]", b"page"), ("context[1]", None)]
-        assert [t["role"] for t in whole.texts[:3]] == ["human", "alt", "alt"]
+        assert whole.texts_of("image_0") == [("text[0]", b"a church"), ("context[0]", b"page")]
+        assert whole.texts_of("image_1") == [("text[0]", b"a bridge"), ("context[1]", b"section")]
+        assert [t["role"] for t in whole.texts[:4]] == ["human", "alt", "human", "alt"]
         assert whole.texts_of("image_10") in ([("text", None)], [("text[0]", None)])
 
 

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from catalog import embeddings, lake
-from catalog.embeddings import EmbeddingRecord
+from catalog.embeddings import EmbeddingFile, EmbeddingRecord
 from infra import storage
 from infra.errors import ConflictError, InputError, UsageError
 from infra.home import Home
@@ -86,23 +86,11 @@ def import_vectors(config: ImportConfig, home: Home) -> EmbeddingRecord:
         **_space(config),
     }
     embedding_id = embeddings.embedding_id_of(content)
-    if storage.exists(embeddings.set_url(home, embedding_id, embeddings.MANIFEST)):
-        record = embeddings.read_record(home, embedding_id)
-        if record.name != config.name:
-            message = f"{config.file} is there already, as {record.name!r} ({embedding_id}). Use that name, or remove {record.url} first."
-            raise ConflictError(message)
-        if all(embeddings.is_whole(home, record, file) for file in record.files):
-            embeddings.register(home, record)
-            return record
+    if (there := _imported(home, embedding_id, config)) is not None:
+        return there
     table = _with_scene_keys(_checked(_read(config), config), known, config)
     some = next(iter(table.layers.values()))
-    keys = pa.table({"scene_key": table.keys, "item": table.items})
-    order = pc.sort_indices(keys, sort_keys=[("scene_key", "ascending"), ("item", "ascending")]).to_numpy()
-    files = []
-    for number, start in enumerate(range(0, len(order), ROWS_A_FILE)):
-        rows = order[start : start + ROWS_A_FILE]
-        part = {layer: vectors[rows] for layer, vectors in table.layers.items()}
-        files.append(embeddings.publish_vectors(home, embedding_id, number, keys.take(pa.array(rows)), part))
+    files = _published(home, embedding_id, table)
     record = EmbeddingRecord(
         embedding_id=embedding_id,
         name=config.name,
@@ -117,7 +105,7 @@ def import_vectors(config: ImportConfig, home: Home) -> EmbeddingRecord:
         pooling="as imported",
         averaging="as imported",
         max_length=None,
-        rows=len(order),
+        rows=len(table.keys),
         dims=some.shape[1],
         dtype=str(some.dtype),
         samples=None,
@@ -131,6 +119,32 @@ def import_vectors(config: ImportConfig, home: Home) -> EmbeddingRecord:
         files=tuple(files),
     )
     return embeddings.publish_set(home, record)
+
+
+def _imported(home: Home, embedding_id: str, config: ImportConfig) -> EmbeddingRecord | None:
+    """The set when it was imported before and is whole. Raises ConflictError when it bears another name."""
+    if not storage.exists(embeddings.set_url(home, embedding_id, embeddings.MANIFEST)):
+        return None
+    record = embeddings.read_record(home, embedding_id)
+    if record.name != config.name:
+        message = f"{config.file} is there already, as {record.name!r} ({embedding_id}). Use that name, or remove {record.url} first."
+        raise ConflictError(message)
+    if not all(embeddings.is_whole(home, record, file) for file in record.files):
+        return None
+    embeddings.register(home, record)
+    return record
+
+
+def _published(home: Home, embedding_id: str, table: Table) -> list[EmbeddingFile]:
+    """The vectors in canonical order, ROWS_A_FILE to a file."""
+    keys = pa.table({"scene_key": table.keys, "item": table.items})
+    order = pc.sort_indices(keys, sort_keys=[("scene_key", "ascending"), ("item", "ascending")]).to_numpy()
+    files = []
+    for number, start in enumerate(range(0, len(order), ROWS_A_FILE)):
+        rows = order[start : start + ROWS_A_FILE]
+        part = {layer: vectors[rows] for layer, vectors in table.layers.items()}
+        files.append(embeddings.publish_vectors(home, embedding_id, number, keys.take(pa.array(rows)), part))
+    return files
 
 
 def _space(config: ImportConfig) -> dict[str, Any]:

@@ -100,15 +100,25 @@ def writing(home: Home, *, timeout_s: float = TIMEOUT_S) -> Iterator[Lake]:
 def parquet_reader(urls: Sequence[str], *, memory_limit: str) -> Iterator[Connection]:
     """A connection without a lake that can read these files and spills to a temporary folder beyond `memory_limit`."""
     roots = sorted({_store_root(url) for url in urls if storage.is_remote(url)})
-    with (
-        tempfile.TemporaryDirectory(prefix="goodviews-spill-") as spill,
-        contextlib.closing(_connect(roots)) as connection,
-    ):
-        connection.execute(f"SET memory_limit = {quote(memory_limit)}")
+    with contextlib.closing(_connect(roots)) as connection, bounded(connection, memory_limit=memory_limit):
+        yield connection
+
+
+@contextlib.contextmanager
+def bounded(connection: Connection, *, memory_limit: str) -> Iterator[None]:
+    """Let this connection hold at most `memory_limit` and spill the rest to a folder of its own below TMPDIR.
+
+    Raises UsageError when `memory_limit` is no size.
+    """
+    with tempfile.TemporaryDirectory(prefix="goodviews-spill-") as spill:
+        try:
+            connection.execute(f"SET memory_limit = {quote(memory_limit)}")
+        except DatabaseError:
+            raise UsageError(f"The memory limit {memory_limit!r} is no size. Write it as `1GB`.") from None
         connection.execute(f"SET temp_directory = {quote(spill)}")
         # Order of rows costs memory and is not asked for.
         connection.execute("SET preserve_insertion_order = false")
-        yield connection
+        yield
 
 
 def quote(text: str) -> str:

@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from catalog import schema
 
-NUMBER: Final = 2
+NUMBER: Final = 3
 "Of this layout; kept in the lake as the view `versions.layout`. A change of table or view raises it."
 
 INLINE_ROWS: Final = 1000
-INLINED: Final = ("datasets", "jobs", "runs", "embeddings", "alignments")
+INLINED: Final = ("datasets", "jobs", "runs", "embeddings", "alignments", "overlap_counts", "theory")
 "Tables of a few narrow rows a commit: kept in the metadata database, else 1,000 commits are 4,000 tiny files."
 
 HIDDEN: Final = frozenset({"versions.layout"})
@@ -34,6 +34,9 @@ DESCRIPTIONS: Final = {
     "main.metrics": "One row a number that a training reported.",
     "main.embeddings": "One row an embedding set: one model's vectors for one split.",
     "main.alignments": "One row a score between two embedding sets.",
+    "main.overlap_counts": "One row a comparison of two parts and a kind: scenes and captions that both hold.",
+    "main.theory": "One row a check of the theorems on finite worlds: its settings and what came out.",
+    "main.theory_values": "One row a number of a check of the theorems: of a point of a series.",
     "main.scenes": "Scenes of the current version of each dataset.",
     "main.rejects": "Rejects of the current version: reason, text and address.",
     "main.states": "True states of the current version, as JSON.",
@@ -126,6 +129,17 @@ _COLUMNS: Final = {
         ties DOUBLE, protocol VARCHAR, selection VARCHAR, leakage DOUBLE, samples BIGINT, tokens BIGINT,
         untrained_value DOUBLE, first_epoch_value DOUBLE, seed BIGINT, snapshot_id BIGINT, dataset_versions VARCHAR,
         code_version VARCHAR, created_at TIMESTAMPTZ, pairs BIGINT, direction VARCHAR, details VARCHAR""",
+    # shared: things of the kind that both hold. *_known: scenes that have such a thing at all. threshold: least Jaccard
+    # similarity of kind `near`. by_split: JSON, a list of scenes of both sides for each pair of splits.
+    "main.overlap_counts": """overlap_id VARCHAR, kind VARCHAR, left_dataset VARCHAR, left_version VARCHAR, left_split VARCHAR,
+        right_dataset VARCHAR, right_version VARCHAR, right_split VARCHAR, shared BIGINT, left_scenes BIGINT, left_known BIGINT,
+        left_total BIGINT, left_share DOUBLE, right_scenes BIGINT, right_known BIGINT, right_total BIGINT, right_share DOUBLE,
+        left_captions BIGINT, right_captions BIGINT, threshold DOUBLE, by_split VARCHAR, snapshot_id BIGINT,
+        code_version VARCHAR, created_at TIMESTAMPTZ""",
+    # kind: grid (closed form) or bridge (trained). config, result: JSON. point: of a series, 0, 1, ...
+    "main.theory": """theory_id VARCHAR, kind VARCHAR, seed BIGINT, config VARCHAR, result VARCHAR, code_version VARCHAR,
+        created_at TIMESTAMPTZ""",
+    "main.theory_values": "theory_id VARCHAR, series VARCHAR, point BIGINT, name VARCHAR, value DOUBLE",
 }
 
 _ADDED: Final = {"main.alignments": {"pairs": "BIGINT", "direction": "VARCHAR", "details": "VARCHAR"}}

@@ -6,7 +6,7 @@ Invariant: everything that may be the same is counted as leaked; a scene counts 
   exact        a caption of the scene is a caption of the training set, character by character
   normalised   the same after case folding and without punctuation (`catalog.wording`); holds every exact one
   scene        the training set holds that scene key of the same dataset, of whichever version
-  source_id    another dataset of the same kind of source holds the id that the source gave the scene
+  source_id    another dataset holds the identity of the scene, as its source's id names it (`catalog.identity`)
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Final
 import pyarrow as pa
 
 from catalog import database, lake
+from catalog.identity import sql_identity
 from catalog.lake import Lake
 from catalog.wording import PYTHON_FUNCTION, normal_form, sql_normal_form
 from infra.errors import InputError, StorageError
@@ -126,16 +127,18 @@ def _by_key(reader: Lake, training: Part) -> frozenset[str]:
 
 
 def _by_source_id(reader: Lake, training: Part, scored: Part) -> frozenset[str]:
-    """Only between datasets of one kind of source: `12` of one and `12` of another are no two names of one thing."""
+    """Only where both ids name one thing: `12` of one source and `12` of another are no two names of it."""
     if training.dataset == scored.dataset:
         return frozenset()
-    kinds = [
-        reader.rows("SELECT source FROM main.datasets WHERE dataset = ? AND version = ?", [part.dataset, part.version])
-        for part in (training, scored)
-    ]
-    if not kinds[0] or kinds[0] != kinds[1] or kinds[0][0][0] is None:
-        return frozenset()
-    query = f"""SELECT DISTINCT w.scene_key FROM (SELECT s.scene_key, s.source_id FROM versions.scenes AS s
+    trained, wanted = (sql_identity(source_of(reader, part), "s") for part in (training, scored))
+    query = f"""SELECT DISTINCT w.scene_key FROM (SELECT s.scene_key, {wanted} AS name FROM versions.scenes AS s
             SEMI JOIN scored_keys AS k ON (s.scene_key = k.scene_key) WHERE {_WHERE}) AS w
-        SEMI JOIN (SELECT s.source_id FROM versions.scenes AS s WHERE {_WHERE}) AS t ON (w.source_id = t.source_id)"""
+        SEMI JOIN (SELECT {trained} AS name FROM versions.scenes AS s WHERE {_WHERE}) AS t ON (w.name = t.name)"""
     return frozenset(str(key) for (key,) in reader.rows(query, [*_values(scored), *_values(training)]))
+
+
+def source_of(reader: Lake, part: Part) -> str | None:
+    """Kind of source of a part's dataset; None when nobody recorded it."""
+    query = "SELECT source FROM main.datasets WHERE dataset = ? AND version = ?"
+    rows = reader.rows(query, [part.dataset, part.version])
+    return str(rows[0][0]) if rows and rows[0][0] is not None else None

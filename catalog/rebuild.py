@@ -26,7 +26,7 @@ from infra import storage
 from infra.errors import ConflictError, GoodviewsError, InputError, IntegrityError, StorageError
 from infra.home import Home
 
-CARRIED: Final = ("runs", "metrics", "embeddings", "alignments")
+CARRIED: Final = ("runs", "metrics", "embeddings", "alignments", "overlap_counts", "theory", "theory_values")
 "Tables that no manifest of a dataset holds; embedding sets have manifests of their own."
 KEPT_SUFFIX: Final = ".before-rebuild"
 
@@ -160,6 +160,9 @@ def _measured(old: lake.Lake) -> dict[tuple[str, str], tuple[JobStats | None, fl
 
 
 def _carry(writer: lake.Lake, old: lake.Lake, table: str) -> int:
+    there = "SELECT 1 FROM duckdb_tables() WHERE database_name = ? AND schema_name = 'main' AND table_name = ?"
+    if not old.rows(there, [lake.ALIAS, table]):
+        return 0  # of an older layout
     columns = [str(row[0]) for row in old.rows(f"DESCRIBE main.{table}")]
     new_columns = {str(row[0]) for row in writer.rows(f"DESCRIBE main.{table}")}
     chosen = [name for name in columns if name in new_columns]

@@ -15,9 +15,25 @@ from tests.catalog.conftest import parquet
 Scenes = dict[str, list[str]]
 
 
-def put_dataset(home: Home, dataset: str, scenes: Scenes, *, split: str = "train", source: str = "table") -> Part:
-    """Publish and commit a dataset of one split: {scene_key: captions}; a caption `role/text` has that role."""
-    version = "0123456789abcdef"
+def image(sha256: str | None = None, uri: str | None = None) -> dict[str, Any]:
+    """The column `images` of a scene of one image."""
+    return {"images": [{"uri": uri, "sha256": sha256, "width": None, "height": None, "frame": None}]}
+
+
+def put_dataset(
+    home: Home,
+    dataset: str,
+    scenes: Scenes,
+    *,
+    split: str = "train",
+    source: str | None = "table",
+    version: str = "0123456789abcdef",
+    facts: dict[str, dict[str, Any]] | None = None,
+) -> Part:
+    """Publish and commit a dataset of one split: {scene_key: captions}; a caption `role/text` has that role.
+
+    facts: {scene_key: columns} that differ from those of an ordinary scene.
+    """
     folder = home.datasets(dataset, version)
     rows = [
         {
@@ -38,6 +54,7 @@ def put_dataset(home: Home, dataset: str, scenes: Scenes, *, split: str = "train
             "source_id": f"id-{key}",
             "source_uri": "in.json",
             "source_row": i,
+            **(facts or {}).get(key, {}),
         }
         for i, (key, texts) in enumerate(sorted(scenes.items()))
     ]
@@ -69,7 +86,7 @@ def put_dataset(home: Home, dataset: str, scenes: Scenes, *, split: str = "train
     )
     name = schema.shard_name(split, 0)
     storage.publish(storage.join(folder, f"manifests/{name}.json"), manifest.to_json())
-    content = {"source": source, "scenes_per_shard": 9}
+    content = {"scenes_per_shard": 9} | ({"source": source} if source else {})
     job = JobRecord(dataset=dataset, version=version, content=content, inputs=[], shards=[name], rejects={}, **counts)
     storage.publish(storage.join(folder, schema.JOB_PATH), job.to_json())
     commit_version(home, dataset, version)

@@ -69,7 +69,11 @@ def blocks_of_items(n: int, config: BootstrapConfig) -> Iterator[npt.NDArray[np.
 
 def resampled_means(values_SN: Floats, config: BootstrapConfig) -> Floats:
     """Means (S, B) of S rows of contributions, each draw the same items for all."""
-    blocks = [values_SN[:, items].mean(axis=2) for items in blocks_of_items(values_SN.shape[1], config)]
+    # A row at a time: one gather for all rows lays the drawn items out with a stride, and took three times as long.
+    blocks = [
+        np.stack([values_N.take(items).mean(axis=1) for values_N in values_SN])
+        for items in blocks_of_items(values_SN.shape[1], config)
+    ]
     return np.concatenate(blocks, axis=1) if blocks else np.empty((len(values_SN), 0))
 
 

@@ -18,6 +18,7 @@ from catalog.alignments import DIFFERENCE
 from catalog.lake import Lake
 from catalog.report.encoders import Encoder, Run, read_encoders, read_runs, records
 from catalog.report.scores import Score, read_scores
+from catalog.theory import Check, latest_checks
 
 CURVE_POINTS: Final = 400
 CURVES: Final = ("loss", "inv", "sigreg", "effective_rank", "validation_loss")
@@ -56,6 +57,8 @@ class Contents:
     "Paired differences of two of them."
     curves: Mapping[tuple[str, str], Sequence[tuple[int, float]]]
     "(run id, metric) -> (step, value)."
+    checks: Mapping[str, Check]
+    "Of the theorems, the newest of each kind."
 
 
 def read_contents(reader: Lake) -> Contents:
@@ -76,6 +79,7 @@ def read_contents(reader: Lake) -> Contents:
             scores=[score for score in rows if not score.metric.endswith(DIFFERENCE)],
             differences=[score for score in rows if score.metric.endswith(DIFFERENCE)],
             curves=_curves(reader),
+            checks=latest_checks(reader),
         )
     finally:
         reader.connection.execute("ROLLBACK")

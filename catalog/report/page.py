@@ -1,6 +1,6 @@
 """The report as files: one page that needs nothing beside it, and each plot as PNG and SVG.
 
-Owns: the order of sections, the template, publication. Does not own: what stands in a section (`scored`, `made`, `gallery`).
+Owns: the order of sections, the template, publication. Does not own: what stands in a section (`scored`, `made`, `gallery`, `theory`).
 Invariants: the page asks the network for nothing and runs no script; every text is escaped, for captions come from outside; the
 same snapshot and files below HOME give the same bytes.
 """
@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from catalog import database, lake
 from catalog.lake import Lake
-from catalog.report import made, mapped, scored
+from catalog.report import made, mapped, scored, theory
 from catalog.report.contents import Contents, read_contents
 from catalog.report.drawing import Figure, Palette
 from catalog.report.gallery import encoders_of, read_gallery, read_neighbourhoods
@@ -86,7 +86,7 @@ def write_report(home: Home, config: ReportConfig) -> Report:
 
 
 def make_sections(home: Home, reader: Lake, contents: Contents) -> list[Section]:
-    """All sections in the order of the page: what came out, what it looks like, how it was made."""
+    """All sections in the order of the page: what came out, what it looks like, how it was made, what theory says."""
     palette = Palette()
     # First what can refuse: drawing takes longer.
     shown = [_gallery(home, reader, contents), _neighbours(home, reader, contents)]
@@ -98,6 +98,7 @@ def make_sections(home: Home, reader: Lake, contents: Contents) -> list[Section]
         *shown,
         made.trainings(contents, palette),
         made.data(contents),
+        theory.theory(contents.checks),
     ]
 
 

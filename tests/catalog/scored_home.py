@@ -22,6 +22,7 @@ from catalog.alignments import AlignmentRow, alignment_url, record_alignments
 from catalog.embeddings import EmbeddingRecord, embedding_id_of, insert
 from catalog.lake import Lake
 from catalog.runs import METRICS, RunRow, append_metrics
+from catalog.theory import Check, record_check
 from catalog.transaction import commit_rows
 from infra import storage
 from infra.cli import run as goodviews
@@ -298,9 +299,44 @@ def parquet(table: pa.Table) -> bytes:
     return out.getvalue()
 
 
+def grid_check() -> Check:
+    """A check of the theorems of nine cases."""
+
+    def case(ratio: float, lost: int, off: float) -> dict[str, float]:
+        error = 2 * lost + off
+        return {"beta": ratio / 2, "alpha": 0.5, "good_error": 2e-15, "error": error, "predicted_lost": float(lost)}
+
+    result = {
+        "max_good_error": 2e-15,
+        "rows_below": 4,
+        "max_below_error": 3e-15,
+        "rows_above": 3,
+        "max_above_deviation": 5e-14,
+        "above_r": {1: 2, 2: 1},
+        "special_error": 4.0,
+        "special_r": 2,
+        "special_naive_r": 1,
+        "mismatch_checks": 7,
+        "mismatch_checks_one": 8,
+        "mismatch_violations": 0,
+        "mismatch_tightness_median": 0.013,
+        "mismatch_tightness_max": 0.25,
+        "mismatch_tightness_one_median": 0.002,
+        "mismatch_tightness_one_max": 0.0175,
+    }
+    points = {
+        "below": [case(r, 0, 3e-15) for r in (0.0, 0.3, 0.6, 0.9)],
+        "above": [case(1.1, 1, 5e-14), case(1.3, 1, 0.0), case(1.6, 2, -2e-15)],
+        "special": [case(2.0, 2, 0.0)] * 2,
+    }
+    config = {"states": 12, "dims": 2, "worlds": 2, "steps": 4}
+    return Check(kind="grid", seed=5, config=config, result=result, points=points)
+
+
 def full_home(folder: Path) -> Scored:
     """The toy world with all of it."""
     at = toy_home(folder)
     add_runs(at)
     add_scores(at)
+    record_check(at.home, grid_check())
     return at

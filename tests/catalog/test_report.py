@@ -32,8 +32,8 @@ from infra.home import Home, resolve
 from tests.catalog import scored_home
 from tests.catalog.scored_home import Scored
 
-SECTIONS = ["alignment", "retrieval", "pairs", "probes", "gallery", "neighbours", "trainings", "data"]
-FIGURES = ["alignment", "alignment-by-samples", "retrieval", "pairs", "probes", "loss", "effective-rank", "captions-per-scene", "rejects"]  # fmt: skip
+SECTIONS = ["alignment", "retrieval", "pairs", "probes", "gallery", "neighbours", "trainings", "data", "theory"]
+FIGURES = ["alignment", "alignment-by-samples", "retrieval", "pairs", "probes", "loss", "effective-rank", "captions-per-scene", "rejects", "theory-threshold"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +152,19 @@ def test_counts_of_the_data_add_up(page: str, full: Scored) -> None:
     assert (overlap["same caption"], overlap["same words"], overlap["any of these"]) == ("3", "4", "4")
 
 
+def test_the_check_of_the_theorems_is_shown_case_by_regime(page: str) -> None:
+    reader = Reader(page)
+    rows = reader.table("2 worlds of 12 states, encoders of 2 dimensions, seed 5")
+    assert [(row["cases"], row["claim"], row["worst deviation"], row["directions lost, r"]) for row in rows] == [
+        ("9", "error 0", "2.0e-15", "0"),
+        ("4", "error 0", "3.0e-15", "0"),
+        ("3", "error 2r", "5.0e-14", "1 in 2, 2 in 1"),
+        ("2", "error 4", "0.0e+00", "2; 1 if the constant is looked for by sorting"),
+    ]
+    bounds = reader.table("Worlds that pair their states otherwise: 0 errors")
+    assert [list(row.values())[1:] for row in bounds] == [["7", "1.3e-02", "2.5e-01"], ["8", "2.0e-03", "1.8e-02"]]
+
+
 def test_every_section_and_figure_is_there(written: Report) -> None:
     assert (list(written.shown), list(written.absent)) == (SECTIONS, [])
     assert sorted(written.figures) == sorted(FIGURES)
@@ -164,9 +177,9 @@ def test_every_section_and_figure_is_there(written: Report) -> None:
 def test_a_catalog_with_data_alone_says_what_is_absent(tmp_path: Path) -> None:
     at = scored_home.toy_home(tmp_path / "home")
     done = write_report(at.home, ReportConfig(out=str(tmp_path / "out")))
-    assert (list(done.shown), list(done.absent)) == (["data"], SECTIONS[:-1])
+    assert (list(done.shown), list(done.absent)) == (["data"], [name for name in SECTIONS if name != "data"])
     text = " ".join(Reader((tmp_path / "out" / "index.html").read_text()).text)
-    for command in ("align LEFT RIGHT", "rotate LEFT RIGHT", "probe SET", "train --recipe"):
+    for command in ("align LEFT RIGHT", "rotate LEFT RIGHT", "probe SET", "train --recipe", "theory verify"):
         assert f"goodviews {command}" in text
 
 
@@ -236,7 +249,7 @@ def test_text_from_outside_is_text(tmp_path: Path) -> None:
     write_report(at.home, ReportConfig(out=str(tmp_path / "out"), title=f"Title {NASTY}"))
     html = (tmp_path / "out" / "index.html").read_text()
     figures = sorted((tmp_path / "out").glob("*.svg"))
-    assert len(figures) == len(FIGURES) - 1, "nothing was rejected here"
+    assert {path.stem for path in figures} == {*FIGURES} - {"rejects", "theory-threshold"}, "neither is here"
     for path in figures:
         ElementTree.parse(path)
     reader = Reader(html)

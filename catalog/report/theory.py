@@ -1,0 +1,147 @@
+"""The section of the theorems: exact encoders of finite worlds, and trained ones beside them.
+
+Owns: which numbers of `theory` stand in which figure and table, and how these figures are drawn. Does not own: the checks
+(`trainer.theory_grid`, `trainer.finite_bridge`), the look (`drawing`).
+Invariant: every mark is a number of the catalog; the newest check of a kind is shown, whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from catalog.report import drawing
+from catalog.report.drawing import INK, QUIET, Figure
+from catalog.report.tables import Piece, Section, Table, table
+from catalog.theory import Check
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+GOOD, BAD, SPECIAL = drawing.ARM_COLOURS["good"], drawing.ARM_COLOURS["bad"], "#332288"
+REGIMES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "below": {"label": "bad views, below the threshold", "color": "#56b4e9", "marker": "o", "s": 13},
+    "above": {"label": "bad views, above it", "color": BAD, "marker": "o", "s": 13},
+    "special": {"label": "bad views, all nuisance kept", "color": SPECIAL, "marker": "D", "s": 17},
+}
+FLOOR: Final = 1e-17
+"Where an error of exactly 0 is drawn on a logarithmic axis."
+
+
+def theory(checks: Mapping[str, Check]) -> Section:
+    """Both checks, as far as there are any."""
+    pieces: list[Piece] = []
+    if (grid := checks.get("grid")) is not None:
+        pieces += [threshold_figure(grid), _regimes(grid), _mismatches(grid)]
+    return Section(
+        anchor="theory",
+        title="When must two encoders agree?",
+        lead="On a finite world the best whitening encoder is known exactly: the eigenfunctions of who is paired with whom. Two modalities whose views share "
+        "nothing but the state have the same ones, up to a rotation. Views that also share a nuisance spend a direction on it as soon as it is kept more "
+        "strongly (beta) than the last direction of the world (alpha).",
+        pieces=pieces,
+        query="SELECT series, point, name, value FROM theory_values WHERE series IN ('below', 'above', 'special') ORDER BY ALL",
+        absent="No check of the theorems is in the catalog yet. `goodviews theory verify` makes one.",
+    )
+
+
+# --- the grid -----------------------------------------------------------------------------------------------------
+
+
+def threshold_figure(check: Check) -> Figure:
+    """Error against beta_1 / alpha_k, and how far it is from the prediction."""
+    result, dims = check.result, int(check.config["dims"])
+    with drawing.style():
+        canvas = drawing.canvas(5.4)
+        upper, lower = canvas.subplots(2, 1, sharex=True, height_ratios=[1.35, 1])
+        every = [point for name in REGIMES for point in check.points.get(name, [])]
+        upper.scatter(
+            _ratios(every), [p["good_error"] for p in every], s=13, marker="_", color=GOOD, label="good views"
+        )
+        for name, look in REGIMES.items():
+            found = check.points.get(name, [])
+            upper.scatter(_ratios(found), [p["error"] for p in found], linewidths=0, **look)
+            apart = [max(FLOOR, abs(p["error"] - 2 * p["predicted_lost"])) for p in found]
+            lower.scatter(_ratios(found), apart, linewidths=0, **look)
+        _mark_threshold(upper, lower)
+        upper.set_yticks(range(0, 2 * dims + 1, 2))
+        upper.set_ylabel("alignment error")
+        upper.set_title("How far apart are two encoders, after the best rotation?")
+        lower.set_yscale("log")
+        lower.set_ylim(FLOOR / 3, 1e-11)
+        lower.axhline(1e-12, color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
+        lower.set_ylabel("|error - 2 r|")
+        lower.set_title("And how far is that from twice the number of lost directions?")
+        lower.yaxis.set_major_formatter(lambda y, _: f"{y:.0e}")
+        lower.set_xlabel("beta / alpha: strength of the nuisance by that of the world's last direction")
+        canvas.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=9.5, handles=upper.get_legend_handles_labels()[0])  # fmt: skip
+        return drawing.finished(
+            canvas,
+            name="theory-threshold",
+            alt=f"Alignment error against beta / alpha for {len(every):,} cases: 0 below 1, and 2, 4 ... {2 * dims} above.",
+            caption=f"Read off: below the threshold all errors are 0, at most {_rounding(result['max_below_error'])}; above it the error is twice the number of "
+            f"lost directions, up to {_rounding(result['max_above_deviation'])}. Good views stay at 0 whatever beta is, at most {_rounding(result['max_good_error'])}. "
+            "The dashed line is 1e-12; an error of exactly 0 is drawn at the foot.",
+        )
+
+
+def _ratios(points: Sequence[Mapping[str, float]]) -> list[float]:
+    return [p["beta"] / p["alpha"] for p in points]
+
+
+def _mark_threshold(upper: Axes, lower: Axes) -> None:
+    for axes in (upper, lower):
+        axes.axvline(1.0, color=QUIET, linewidth=1.0)
+    place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+    upper.annotate("threshold", (1.0, 1.0), xytext=(-4, -10), ha="right", fontsize=9, color=QUIET, **place)
+
+
+def _regimes(check: Check) -> Table:
+    result, config = check.result, check.config
+    total = result["rows_below"] + result["rows_above"] + config["worlds"]
+    lost = ", ".join(f"{r} in {n}" for r, n in result["above_r"].items())
+    rows = [
+        ("good views", total, "error 0", _rounding(result["max_good_error"]), "0"),
+        ("bad views below the threshold", result["rows_below"], "error 0", _rounding(result["max_below_error"]), "0"),
+        ("bad views above it", result["rows_above"], "error 2r", _rounding(result["max_above_deviation"]), lost or "–"),
+        (
+            "bad views, all nuisance kept",
+            config["worlds"],
+            f"error {2 * config['dims']}",
+            _rounding(abs(result["special_error"] - 2 * config["dims"])),
+            f"{result['special_r']}; {result['special_naive_r']} if the constant is looked for by sorting",
+        ),
+    ]
+    return table(
+        f"{config['worlds']} worlds of {config['states']} states, encoders of {config['dims']} dimensions, seed {check.seed}: worst deviation from the claim",
+        [
+            ("regime", lambda row: row[0]),
+            ("cases", lambda row: f"{row[1]:,}"),
+            ("claim", lambda row: row[2]),
+            ("worst deviation", lambda row: row[3]),
+            ("directions lost, r", lambda row: row[4]),
+        ],
+        rows,
+    )
+
+
+def _mismatches(check: Check) -> Table:
+    result = check.result
+    rows = [
+        ("gap between both worlds", result["mismatch_checks"], "mismatch_tightness"),
+        ("gap of the first world", result["mismatch_checks_one"], "mismatch_tightness_one"),
+    ]
+    return table(
+        f"Worlds that pair their states otherwise: {result['mismatch_violations']} errors beyond their bound",
+        [
+            ("bound by", lambda row: row[0]),
+            ("checks", lambda row: f"{row[1]:,}"),
+            ("error / bound, median", lambda row: _rounding(result[f"{row[2]}_median"])),
+            ("most", lambda row: _rounding(result[f"{row[2]}_max"])),
+        ],
+        rows,
+    )
+
+
+def _rounding(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1e}"

@@ -91,7 +91,7 @@ def scoring_steps(config: DemoConfig, version: str) -> list[Step]:
     runs = [(arm, seed, run_id(config, version, arm, seed)) for seed in range(config.seeds) for arm in ARMS]
     steps = [_train(config, arm, seed, name) for arm, seed, name in runs]
     steps.append(_embed_pictures(config))
-    steps += [_embed_texts(config, name, moment) for _, _, name in runs for moment in MOMENTS]
+    steps += [_embed_texts(config, name) for _, _, name in runs]
     for make in (_align, _rotate):
         steps += [make(config, name) for _, _, name in runs]
     steps += [_probe(config, _texts(name)) for _, _, name in runs] + [_probe(config, _pictures())]
@@ -144,22 +144,22 @@ def _train(config: DemoConfig, arm: str, seed: int, name: str) -> Step:
     )
 
 
-def _embed(config: DemoConfig, title: str, why: str, model: str, of: str) -> Step:
-    words = ["embed", "--model", model, "--dataset", DATASET, "--split", "test", "--of", of]
-    return Step(title=title, why=why, command=[*words, "--num-cpus", str(config.num_cpus), "--home", config.home])
+def _embed(config: DemoConfig, title: str, why: str, models: Sequence[str], of: str) -> Step:
+    words = ["embed", *(word for model in models for word in ("--model", model))]
+    words += ["--dataset", DATASET, "--split", "test", "--of", of, "--num-cpus", str(config.num_cpus)]
+    return Step(title=title, why=why, command=[*words, "--home", config.home])
 
 
 def _embed_pictures(config: DemoConfig) -> Step:
     why = (
         "EfficientNet-Lite0 was trained on photographs by other people, has never read a word, and is not trained here."
     )
-    return _embed(config, "Embed the pictures", why, PICTURE_MODEL, "images")
+    return _embed(config, "Embed the pictures", why, [PICTURE_MODEL], "images")
 
 
-def _embed_texts(config: DemoConfig, name: str, moment: str) -> Step:
-    said = {"@untrained": "before training", "@epoch-001": "after one epoch", "": "at the end"}[moment]
-    why = "Captions of scenes that no training has seen, each as one vector."
-    return _embed(config, f"Embed the captions: {name}, {said}", why, f"run:{name}{moment}", "captions")
+def _embed_texts(config: DemoConfig, name: str) -> Step:
+    why = "Captions of scenes that no training has seen, each as one vector: by the encoder before training, after one epoch, at the end."
+    return _embed(config, f"Embed the captions: {name}", why, [f"run:{name}{moment}" for moment in MOMENTS], "captions")
 
 
 def _align(config: DemoConfig, name: str) -> Step:

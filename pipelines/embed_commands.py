@@ -6,6 +6,8 @@ Owns: the command line of `goodviews embed`. Does not own: the job (`pipelines.e
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -25,8 +27,8 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")
 def embed(
     ctx: typer.Context,
     model: Annotated[
-        str | None,
-        typer.Option(help="Hugging Face name, folder, run:ID[@untrained|@epoch-001|@best], efficientnet-lite0."),
+        list[str] | None,
+        typer.Option(help="HF name, folder, run:ID[@untrained|@epoch-001|@best], efficientnet-lite0; repeat for more."),
     ] = None,
     dataset: Annotated[str | None, typer.Option(help="Dataset, or dataset@version; default: the current one.")] = None,
     split: Annotated[str | None, typer.Option(help="Split to embed.")] = None,
@@ -60,9 +62,12 @@ def embed(
     needed = {"--model": model, "--dataset": dataset, "--split": split, "--of": of}
     if absent := [option for option, value in needed.items() if not value]:
         raise UsageError(f"{' and '.join(absent)} must be given. See `goodviews embed --help`.")
+    models = list(dict.fromkeys(model or ()))
+    if name is not None and len(models) > 1:
+        raise UsageError(f"--name names one set, but {len(models)} models were given. Leave it out.")
     title, _, version = str(dataset).partition("@")
     config = EmbedConfig(
-        model=str(model),
+        model=models[0],
         dataset=title,
         version=version or None,
         split=str(split),
@@ -76,10 +81,12 @@ def embed(
         batch_tokens=batch_tokens,
         max_missing_rate=max_missing_rate,
     )
-    plan = plan_embedding(config, resolve(home, catalog))
+    where = resolve(home, catalog)
+    # All plans before the first vector, so that a wrong name fails at once.
+    plans = [plan_embedding(replace(config, model=one), where) for one in models]
     with open_workers(address=address, num_cpus=num_cpus) as workers:
-        outcome = run(plan, None if num_cpus == 0 else workers)
-    _print(outcome, as_json=json)
+        outcomes = [run(plan, None if num_cpus == 0 else workers) for plan in plans]
+    _print(outcomes, as_json=json)
 
 
 @app.command("import")
@@ -132,10 +139,16 @@ def _print_json(result: Any) -> None:
     sys.stdout.write(orjson.dumps(result, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
 
 
-def _print(outcome: Any, *, as_json: bool) -> None:
+def _print(outcomes: Sequence[Any], *, as_json: bool) -> None:
+    """As JSON one object for one model, a list for several."""
     if as_json:
-        _print_json(outcome)
+        _print_json(outcomes[0] if len(outcomes) == 1 else outcomes)
         return
+    for outcome in outcomes:
+        typer.echo(_line(outcome))
+
+
+def _line(outcome: Any) -> str:
     layers = (
         f"layers {', '.join(map(str, outcome.layers))}" if len(outcome.layers) > 1 else f"layer {outcome.layers[0]}"
     )
@@ -152,7 +165,7 @@ def _print(outcome: Any, *, as_json: bool) -> None:
         f"{outcome.missing:,} pictures missing" if outcome.missing else "",
     ]
     said = "".join(f"; {note}" for note in notes if note)
-    typer.echo(
+    return (
         f"{outcome.name} ({outcome.embedding_id}): {outcome.rows:,} {outcome.observation} x {outcome.dims}, {layers}, "
         f"{outcome.pooling}; {cost}{said}"
     )

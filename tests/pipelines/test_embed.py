@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -415,6 +416,22 @@ def test_the_command_line_embeds_and_prints_one_line_or_json(
     assert "--dataset and --split and --of must be given" in capsys.readouterr().err
     assert goodviews(["embed", "--home", home.url, "import", "x.npz", "--name", "x"]) == 2
     assert "--home stands before `import`" in capsys.readouterr().err
+
+
+def test_several_models_are_embedded_by_one_command(
+    home: Home, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    words = f"embed --model {model} --model {other} --dataset toy --split train --of captions --num-cpus 0 --home {home.url}"
+    assert goodviews([*words.split(), "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    # The same weights under another name are the same set.
+    assert first["embedding_id"] == second["embedding_id"] and second["was_there"]
+    assert goodviews([*words.split(), "--name", "x"]) == 2
+    assert "--name names one set, but 2 models were given" in capsys.readouterr().err
+    assert goodviews([*words.split(), "--model", "no/such"]) == 1
+    assert "texts/s" not in capsys.readouterr().out
 
 
 # --- real data ----------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def open_parquet(source: Input) -> pq.ParquetFile:
         raise InputError(f"Cannot read {source.url}: {os.strerror(error.errno) if error.errno else error}.") from error
     try:
         return pq.ParquetFile(file, pre_buffer=remote)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         file.close()
         raise InputError(f"{source.uri} is not a whole parquet file: {_what_it_is(source, error)}.") from error
 

@@ -72,7 +72,8 @@ class Img2dataset(Source):
         if not found:
             message = f"None of the inputs is named as img2dataset names its output (`00000.tar`, `00000.parquet`, `00000_stats.json`): {listed([i.uri for i in inputs])}. Other tars are read by the source webdataset."
             raise InputError(message)
-        with ThreadPoolExecutor(FOOTER_THREADS) as threads:
+        has_metadata = all(shard.is_parquet or shard.sidecar for shard in found)
+        with ThreadPoolExecutor(FOOTER_THREADS if has_metadata else tars.HEADER_THREADS) as threads:
             outlines = list(threads.map(shards.outline, found))
         pieces: list[Piece] = []
         left = limit

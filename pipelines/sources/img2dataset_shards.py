@@ -26,13 +26,10 @@ from pipelines.sources.documents import load
 from pipelines.sources.names import listed
 from pipelines.sources.tar_members import open_tar
 from pipelines.sources.tar_records import PICTURE_ENDS
-from pipelines.sources.tar_texts import ID_FIELDS, Reading, row_texts
+from pipelines.sources.tar_texts import ID_FIELDS, STATE_FIELDS, Reading, row_texts
 
 NAME: Final = re.compile(r"(\d+)(?:\.(tar|parquet)|(_stats)\.json)")
 SUCCESS: Final = "success"
-STATE_COLUMNS: Final = ("key", "status", "error_message")
-"""What img2dataset adds to each row, whether it was fetched or not."""
-
 KEY_DIGITS_MAX: Final = 18
 """So that the number in a key fits 64 bits."""
 
@@ -117,7 +114,7 @@ def keys(shard: Shard) -> list[tuple[str, str | None]]:
             ]
     else:
         found = []
-        for row in _table(metadata, STATE_COLUMNS[:2]):
+        for row in _table(metadata, STATE_FIELDS[:2]):
             status = row["status"] if isinstance(row["status"], str) else "no status"
             found.append((_key(row["key"], metadata), None if status == SUCCESS else status))
     return found if shard.is_parquet else _by_number(found, shard)
@@ -153,9 +150,8 @@ def rows(shard: Shard, reading: Reading, start: int, stop: int) -> Iterator[Row]
     failures: dict[str, Row] = {}
     if shard.sidecar is not None and wanted:
         for row in _table(shard.sidecar, _told_columns(shard.sidecar, reading), id_=reading.id):
-            if (key := _key(row.pop("key"), shard.sidecar)) in wanted:
-                why = _why(row)
-                failures[key] = Row(key=key, number=number_of(key, shard), failed=why, columns=row)
+            if (key := _key(row["key"], shard.sidecar)) in wanted:
+                failures[key] = Row(key=key, number=number_of(key, shard), failed=_why(row), columns=row)
     for key, status in tried:
         yield failures[key] if status is not None else Row(key=key, number=number_of(key, shard), columns={})
 
@@ -164,23 +160,21 @@ def _parquet_rows(shard: Shard, reading: Reading, start: int, stop: int) -> Iter
     picture = _picture_column(shard)
     columns = [picture, *_told_columns(shard, reading)]
     for number, row in enumerate(_table(shard, columns, start, stop, id_=reading.id), start):
-        key, data = _key(row.pop("key"), shard), row.pop(picture)
+        key, data = _key(row["key"], shard), row.pop(picture)
         is_success = row["status"] == SUCCESS
-        why = _why(row)
-        failed = None if is_success else why
+        failed = None if is_success else _why(row)
         yield Row(key=key, number=number, failed=failed, columns=row, picture=data if is_success else None)
 
 
-def _why(row: dict[str, Any]) -> str:
-    """Status and error, which leave the row: what stays is what the json of a sample would hold."""
-    status, error = row.pop("status"), row.pop("error_message", None)
-    return f"{status}: {error}" if error else str(status)
+def _why(row: Mapping[str, Any]) -> str:
+    error = row.get("error_message")
+    return f"{row['status']}: {error}" if error else str(row["status"])
 
 
 def _told_columns(metadata: Input, reading: Reading) -> list[str]:
     names = feet.footers([metadata])[0].schema.names
     ids = [reading.id] if reading.id else []
-    wanted = dict.fromkeys([*STATE_COLUMNS, *ids, *ID_FIELDS, *row_texts(names, reading)])
+    wanted = dict.fromkeys([*STATE_FIELDS, *ids, *ID_FIELDS, *row_texts(names, reading)])
     return [name for name in wanted if name in names]
 
 
@@ -204,7 +198,7 @@ def _table(
         if name not in footer.schema.names or not cols.is_text(footer.schema.field(name).type):
             message = f"{metadata.uri} is no metadata of img2dataset: it has no text column {name!r}. Its columns: {listed(footer.schema.names)}. Is it a list of URLs that was to be fetched? Leave it out."
             raise InputError(message)
-    names = {*STATE_COLUMNS, *ID_FIELDS, id_}
+    names = {*STATE_FIELDS, *ID_FIELDS, id_}
     for _, batch in feet.read_rows(metadata, start, footer.rows if stop is None else stop, columns):
         values = {name: _values(batch.column(name), is_name=name in names) for name in batch.schema.names}
         for place in range(batch.num_rows):
@@ -245,7 +239,7 @@ def notes(found: Sequence[Shard], outlines: Sequence[Outline]) -> Iterator[str]:
     """What is missing but does no harm."""
     alone = [shard.uri for shard in found if not shard.is_parquet and shard.sidecar is None]
     if alone:
-        yield f"{len(alone)} of {len(found)} tars have no parquet beside them, so rows that were not fetched are unknown: {listed(alone)}"
+        yield f"{len(alone)} of {len(found)} tars come without their parquet (absent, or not named), so rows that were not fetched are unknown: {listed(alone)}"
     unfinished = [shard.uri for shard in found if shard.stats is None]
     if unfinished:
         yield f"{len(unfinished)} of {len(found)} shards have no stats, which img2dataset writes last; was it interrupted? {listed(unfinished)}"

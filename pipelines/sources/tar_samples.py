@@ -116,6 +116,9 @@ def _what(member: Member) -> str:
     return "files whose name has no key and suffix" if member.kind == FILE else f"{member.kind}s"
 
 
+HEADER_THREADS: Final = 4
+"""Tars whose headers are read at once: more would wait for one another, and a tar in a bucket is read ahead by 50 MB."""
+
 PIECE_BYTES: Final = 256 << 20
 """Tar bytes of one piece, so that a tar of many GB is read by many tasks, each in bounded memory."""
 

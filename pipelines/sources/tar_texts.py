@@ -1,9 +1,9 @@
 """Texts and the scene id of one sample of a tar, from its text members and its json.
 
 Owns: which members and json fields are texts, the id of a scene, the reject of what cannot be read. Does not own: cleaning.
-A sample is named by what it says of its picture: `sha256`, else `url` (normalised), else `uid` of its json; and a sample of ours by its
-`scene_key`. Its key in the tar is the number of a row in one download (UCSC-VLAA/Recap-DataComp-1B#11), so it counts only together
-with the tar, and only where the json holds nothing better.
+A sample is named by what its json says of its picture: `sha256`, else `url` where img2dataset wrote it (elsewhere it may be of a page with
+many pictures), else `uid`; and a sample of ours by its `scene_key`. Its key in the tar is the number of a row in one download
+(UCSC-VLAA/Recap-DataComp-1B#11), so it counts only together with the tar, and only where the json holds nothing better.
 Invariant: a sample gives at least one text; where it has none, that is one absent text, which becomes a reject (A12).
 """
 
@@ -13,7 +13,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -34,6 +34,9 @@ ELEMENT_TEXTS: Final = ("text", "caption", "raw")
 """Members under which an object in a list of captions holds its text."""
 
 ID_FIELDS: Final = ("sha256", "url", "uid")
+STATE_FIELDS: Final = ("key", "status", "error_message")
+"""What img2dataset adds to the json of a sample and to each row of its metadata."""
+
 KEY: Final = "__key__"
 """webdataset's name of a sample's key, for `source.id`."""
 
@@ -100,7 +103,7 @@ def told(sample: Sample, reading: Reading, *, uri: str) -> Told:
         texts=texts,
         sha256=sha256_of(document),
         url=url_of(document),
-        fields=tuple(document),
+        fields=tuple(filter(_is_unicode, document)),
     )
 
 
@@ -135,11 +138,18 @@ def scene_id(
         return _named(document.get(reading.id), reading.id)
     if "dataset" in document and isinstance(document.get("scene_key"), str):
         return _named(document["scene_key"], "scene_key")
-    if (found := sha256_of(document)) or (found := url_of(document)):
-        return found, None
+    if sha256 := sha256_of(document):
+        return sha256, None
+    if is_fetched(document) and (url := url_of(document)):
+        return url, None
     if document.get("uid") not in (None, ""):
         return _named(document["uid"], "uid")
     return fallback, None
+
+
+def is_fetched(fields: Container[str]) -> bool:
+    """Whether these are the fields of img2dataset, whose `url` is the picture's."""
+    return all(name in fields for name in ("url", "key", "status"))
 
 
 def _named(value: Any, field: str) -> tuple[str | None, str | None]:

@@ -21,17 +21,13 @@ from pipelines.sources import Batch, Input, Piece, Source, Survey
 from pipelines.sources import layout as lay
 from pipelines.sources import tar_records as rec
 from pipelines.sources import tar_samples as tars
-from pipelines.sources.footers import FOOTER_THREADS
 from pipelines.sources.names import listed, nearest
 from pipelines.sources.pictures import WRITERS
 from pipelines.sources.rows import Builder
 from pipelines.sources.tar_members import open_tar
-from pipelines.sources.tar_texts import ID_FIELDS, KEY, Reading, told
+from pipelines.sources.tar_texts import ID_FIELDS, KEY, Reading, is_fetched, told
 
 TAR_ENDS: Final = (".tar", ".tar.gz", ".tgz")
-
-IMG2DATASET_FIELDS: Final = {"key", "status", "url"}
-"""What img2dataset writes into every json."""
 
 _SPLIT_WORD = re.compile(r"(?<![a-z])(train|val|valid|validation|dev|test)(?![a-z])", re.IGNORECASE)
 _SPLIT_NAMES: Final = {"valid": "val", "validation": "val", "dev": "val"}
@@ -39,7 +35,7 @@ _SPLIT_NAMES: Final = {"valid": "val", "validation": "val", "dev": "val"}
 
 @dataclass(frozen=True, kw_only=True)
 class TarPiece(Piece):
-    """A piece of a tar, and where its first sample begins in the (decompressed) tar."""
+    """A piece of a tar, and where its first sample begins. Of a gzipped tar the offset is in what comes out, all before it is unpacked."""
 
     offset: int
 
@@ -51,7 +47,7 @@ class WebdatasetTars(Source):
     text: str = ""
     "Members or json fields, commas between, each `name` or `name:role`. Empty: `txt` members, else a known json field."
     id: str = ""
-    "Json field that names the scene, or `__key__`. Empty: sha256, url or uid of the json, else tar and key."
+    "Json field that names the scene, or `__key__`. Empty: sha256, img2dataset's url, or uid of the json, else tar and key."
     split: str = ""
     "Split of all samples. Empty: by a word in the tar's path (`val-0001.tar`), else train."
 
@@ -77,7 +73,7 @@ class WebdatasetTars(Source):
         if not files:
             message = f"None of the inputs is a tar by its name: {listed([i.uri for i in inputs])}. Tars end in {', '.join(TAR_ENDS)}."
             raise InputError(message)
-        with ThreadPoolExecutor(FOOTER_THREADS) as threads:
+        with ThreadPoolExecutor(tars.HEADER_THREADS) as threads:
             scans = list(threads.map(_scan, files))
         tally = tars.Tally()
         pieces: list[Piece] = []
@@ -97,7 +93,7 @@ class WebdatasetTars(Source):
         reading = self._reading()
         _check_texts(reading, tally, files)
         fields = _peek(files, scans, reading)
-        if self.id == KEY and set(fields) >= IMG2DATASET_FIELDS:
+        if self.id == KEY and is_fetched(fields):
             message = f"The tars are img2dataset's, whose keys are the numbers of rows in one download, so source.id={KEY} would name other pictures after the next. Leave it out; the json holds {listed(sorted(fields.keys() & set(ID_FIELDS)))}."
             raise InputError(message)
         return Survey(
@@ -208,8 +204,7 @@ def _meanings(tally: tars.Tally, reading: Reading, fields: Counter[str]) -> dict
     has_members = any(meaning.startswith("text") for meaning in found.values())
     wanted = reading.texts or (() if has_members else lay.guess_texts(list(fields)))
     found |= {f"json {name}": f"text:{role}" for name, role in wanted if name in fields and name not in found}
-    ids = [reading.id] if reading.id else ["scene_key", *ID_FIELDS]
-    found |= {f"json {name}": "scene id" for name in ids if name in fields}
+    found |= {f"json {name}": "scene id" for name in _ids(reading, fields)}
     return found
 
 
@@ -225,15 +220,24 @@ def _notes(tally: tars.Tally, reading: Reading, fields: Counter[str]) -> Iterato
         yield f"members that are neither text nor picture are not read: {_counts(unread)}"
     if tally.passed:
         yield f"entries that belong to no sample are passed over: {_counts(tally.passed)}"
-    if set(fields) >= IMG2DATASET_FIELDS:
+    if is_fetched(fields):
         yield "the tars are img2dataset's; the source `img2dataset` reads them with their parquet, which also names what was not fetched"
     if not tally.samples:
         yield "the tars are whole, but hold no sample"
     for name, _ in reading.texts:
         if name not in tally.suffixes and f"{name}.gz" not in tally.suffixes and name not in fields:
             yield f"none of the first {PEEKED_SAMPLES} samples has a member or json field `{name}` (fields: {listed(sorted(fields))})"
-    if not reading.id and tally.samples and not any(name in fields for name in ("scene_key", *ID_FIELDS)):
-        yield f"the first samples name no picture (sha256, url, uid), so scenes are named by tar and key; `--set source.id={KEY}` names them by key alone, if keys are your own"
+    if not reading.id and tally.samples and not _ids(reading, fields):
+        yield f"the first samples name no picture (sha256, uid), so scenes are named by tar and key; `--set source.id={KEY}` names them by key alone, if keys are your own"
+
+
+def _ids(reading: Reading, fields: Counter[str]) -> list[str]:
+    """The json fields that name scenes, in the order of their right to."""
+    if reading.id:
+        return [reading.id] if reading.id in fields else []
+    if "dataset" in fields and "scene_key" in fields:
+        return ["scene_key"]
+    return [name for name in ID_FIELDS if name in fields and (name != "url" or is_fetched(fields))]
 
 
 def _split_notes(files: Sequence[Input], option: str) -> Iterator[str]:

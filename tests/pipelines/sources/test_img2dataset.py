@@ -70,6 +70,16 @@ def test_a3_rows_of_one_picture_are_one_scene_named_by_its_hash(read_whole: Any,
             Img2dataset(id=option)
 
 
+def test_a3_another_download_of_one_list_gives_the_same_scenes(read_whole: Any, tmp_path: Path) -> None:
+    """The keys differ with the number of rows a shard; a list that is cut elsewhere, and comes in another order, joins all the same."""
+    rows = [{**row, "url": f"https://pictures.example/{n}"} for n, row in enumerate(FETCHED)]
+    one = read_whole(SOURCE, *files(write_shard(tmp_path / "10k", rows)))
+    halves = [*files(write_shard(tmp_path / "5k", rows[:3])), *files(write_shard(tmp_path / "5k", rows[3:], shard=1))]
+    two = read_whole(SOURCE, *halves)
+    assert one.ids == two.ids
+    assert [(t["text"], t["broken"]) for t in one.texts] == [(t["text"], t["broken"]) for t in two.texts]
+
+
 def test_captions_of_pictures_that_were_not_fetched_are_rejects(read_whole: Any, tmp_path: Path) -> None:
     whole = read_whole(SOURCE, *files(write_shard(tmp_path)))
     assert [(t["text"], t["broken"]) for t in whole.texts if t["broken"]] == [
@@ -114,7 +124,7 @@ def test_a_tar_alone_is_read_and_says_what_is_unknown(read_whole: Any, tmp_path:
     parquet.unlink()
     alone = read_whole(SOURCE, tar)
     assert alone.records == [r for r in whole.records if r["image"]]
-    assert any("1 of 1 tars have no parquet" in note for note in alone.survey.notes)
+    assert any("1 of 1 tars come without their parquet" in note for note in alone.survey.notes)
     assert any("no stats" in note for note in alone.survey.notes)
     assert read_whole(SOURCE, tar, stats).records == alone.records
 
@@ -213,6 +223,11 @@ def with_a_list_for_stats(tar: Path) -> None:
     files(tar)[2].write_text("[]")
 
 
+def with_a_column_of_no_name(tar: Path) -> None:
+    parquet = tar.with_suffix(".parquet")
+    parquet.write_bytes(parquet.read_bytes().replace(b"caption", b"c\xc5ption"))
+
+
 def cut_short(tar: Path) -> None:
     tar.write_bytes(tar.read_bytes()[:3_000])
 
@@ -229,6 +244,7 @@ def cut_short(tar: Path) -> None:
         (with_own_keys, r"00000\.tar holds a sample 'beach', but img2dataset's keys are numbers"),
         (with_pictures_twice, r"sample '000000000' of 00000\.tar has its member '000000000\.jpg' twice"),
         (cut_short, r"00000\.tar ends at byte 3,000"),
+        (with_a_column_of_no_name, r"00000\.parquet is not a whole parquet file"),
         (without_its_tar, r"00000\.parquet carries no pictures, and the tar beside it is not there"),
         (with_stats_alone, r"00000_stats\.json is there, but neither the tar nor"),
         (with_a_list_for_stats, r"00000_stats\.json is no statistics"),

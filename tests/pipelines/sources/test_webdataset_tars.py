@@ -19,6 +19,8 @@ from tests.pipelines.sources.tar_files import picture, tar_of, write_tar, write_
 
 SOURCE = WebdatasetTars()
 SHA = "ab" * 32
+FETCHED = {"key": "0001", "status": "success", "error_message": None, "url": "http://a.example/1"}
+"""What img2dataset says in each json."""
 
 
 def doc(**fields: Any) -> bytes:
@@ -57,6 +59,7 @@ def test_samples_become_records_with_texts_split_and_picture(read_whole: Any, tm
         ("json", doc(captions=["a", None]), [("captions[0]", b"a"), ("captions[1]", None)]),
         ("json", doc(captions=[]), [("txt", None)]),
         ("json", doc(label=3), [("txt", None)]),
+        ("json", b'{"caf\x92": 1}', [("txt", None)]),
         ("cls", b"3", [("txt", None)]),
         ("txt", b"", [("txt", b"")]),
         # A10: bytes pass as they are; cleaning names the offset.
@@ -144,7 +147,10 @@ def test_named_texts_have_their_roles_and_absent_ones_are_absent(read_whole: Any
     ("json_", "id_"),
     [
         ({"sha256": SHA.upper(), "url": "http://a.example/1", "uid": "u"}, SHA),
-        ({"sha256": "short", "url": "HTTP://A.Example:80/1#x", "uid": "u"}, "http://a.example/1"),
+        ({"sha256": "short", **FETCHED, "url": "HTTP://A.Example:80/1#x", "uid": "u"}, "http://a.example/1"),
+        # Elsewhere an address may be of a page, and its pictures would become one scene.
+        ({"url": "http://a.example/page", "uid": "u"}, "u"),
+        ({"url": "http://a.example/page"}, "a.tar#sub.v1/0001"),
         ({"uid": "u", "key": "0001"}, "u"),
         ({"uid": 12}, "12"),
         ({"key": "0001"}, "a.tar#sub.v1/0001"),
@@ -167,8 +173,7 @@ def test_a3_joining_on_the_number_of_a_download_is_refused(read_whole: Any, tmp_
         WebdatasetTars(id="key")
     own = write_tar(tmp_path / "own.tar", [("0001.txt", b"a cat")])
     assert read_whole(WebdatasetTars(id="__key__"), own).ids == ["0001"]
-    fetched = doc(caption="a cat", key="0001", status="success", url="http://a.example/1")
-    path = write_tar(tmp_path / "theirs.tar", [("0001.json", fetched)])
+    path = write_tar(tmp_path / "theirs.tar", [("0001.json", doc(caption="a cat", **FETCHED))])
     with pytest.raises(InputError, match=r"img2dataset's.*holds url"):
         read_whole(WebdatasetTars(id="__key__"), path)
 

@@ -1,6 +1,6 @@
-"""The DuckLake of a HOME, opened for reading or for one commit; the only importer of duckdb in this package.
+"""The DuckLake of a HOME, opened for reading or for one commit; with `extensions` the only importer of duckdb here.
 
-Owns: extensions, credentials of object stores, attaching, the layout, quoting. Does not own: what is read or written.
+Owns: credentials of object stores, attaching, the layout, quoting. Does not own: what is read or written.
 Invariants: a reader is attached READ_ONLY and creates nothing; a writer holds the commit lock; DuckLake's merge, expire
 and cleanup are never called, because they rewrite and delete registered files, which are our shards.
 """
@@ -8,18 +8,17 @@ and cleanup are never called, because they rewrite and delete registered files, 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import duckdb
 
-from catalog import database, layout
+from catalog import database, extensions, layout
 from catalog.lock import TIMEOUT_S, commit_lock
 from infra import storage
 from infra.errors import InputError, IntegrityError, StorageError, UsageError
@@ -169,15 +168,15 @@ def connect_lines(home: Home) -> list[str]:
     return [*lines, f"USE {ALIAS};"]
 
 
-def _connect(urls: Sequence[str], *extensions: str) -> Connection:
+def _connect(urls: Sequence[str], *loaded: str) -> Connection:
     """A private in-memory database that can reach these URLs, with these extensions loaded."""
-    names = [*extensions, *(["httpfs"] if any(map(_is_s3, urls)) else [])]
+    names = [*loaded, *(["httpfs"] if any(map(_is_s3, urls)) else [])]
     config: dict[str, str | bool | int | float | list[str]] = {
         # Nothing is fetched behind our back, and a query never sees variables of this program.
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
         "python_enable_replacements": False,
-        "allow_unsigned_extensions": bool(names) and {_identity(name) for name in names} <= _checked,
+        "allow_unsigned_extensions": extensions.are_checked(names),
     }
     connection = duckdb.connect(config=config)
     connection.execute("SET enable_progress_bar = false")
@@ -187,53 +186,20 @@ def _connect(urls: Sequence[str], *extensions: str) -> Connection:
         f"SET temp_directory = {quote(os.path.join(tempfile.gettempdir(), f'goodviews-duckdb-{os.getpid()}'))}"
     )
     for name in names:
-        _load_extension(connection, name)
+        extensions.load(connection, name)
     for url in urls:
         if storage.is_remote(url):
             _open_store(connection, url)
     return connection
 
 
+def try_extension(name: str) -> None:
+    """Load one extension as every connection here does. Raises StorageError, or DatabaseError for a file that is damaged."""
+    _connect([], name).close()
+
+
 def _metadata_extension(home: Home) -> tuple[str, str]:
     return "ducklake", "postgres_scanner" if database.is_postgres(home) else "sqlite_scanner"
-
-
-_Identity: TypeAlias = tuple[str, int, int, int]
-
-_checked: set[_Identity | None] = set()
-"""Extension files whose signature DuckDB found right in this process. Checking 70 MB takes 0.35 s, at every connection."""
-
-
-def _wheel_file(name: str) -> str | None:
-    wheel = importlib.util.find_spec(f"duckdb_extension_{name}")
-    for folder in (wheel.submodule_search_locations or []) if wheel else []:
-        path = Path(folder) / "extensions" / f"v{duckdb.__version__}" / f"{name}.duckdb_extension"
-        if path.exists():
-            return str(path)
-    return None
-
-
-def _identity(name: str) -> _Identity | None:
-    """What tells one extension file from another; None without a wheel, which is never in `_checked`."""
-    if (path := _wheel_file(name)) is None:
-        return None
-    found = os.stat(path)
-    return path, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _load_extension(connection: Connection, name: str) -> None:
-    if (path := _wheel_file(name)) is not None:
-        identity = _identity(name)
-        connection.execute(f"LOAD {quote(path)}")
-        _checked.add(identity)
-        return
-    try:
-        connection.execute(f"INSTALL {name}")
-        connection.execute(f"LOAD {name}")
-    except duckdb.Error as error:
-        package = f"duckdb-extension-{name.replace('_', '-')}=={duckdb.__version__}"
-        message = f"DuckDB {duckdb.__version__} cannot load its extension {name}, and downloading it failed. Install it with `pip install {package}`."
-        raise StorageError(message) from error
 
 
 def _open_store(connection: Connection, url: str) -> None:

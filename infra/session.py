@@ -78,7 +78,7 @@ def open_workers(*, address: str | None, num_cpus: int | None) -> Iterator[Worke
 
     joined = address or os.environ.get("RAY_ADDRESS")
     joined = None if joined == "local" else joined
-    if joined and _has_token():
+    if joined and has_token():
         # Ray itself turns authentication on for a local start only, and reads this when it is imported.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
     import ray
@@ -262,19 +262,21 @@ def _knock(address: str) -> None:
         raise UsageError(message) from error
 
 
-def _token_path() -> Path:
+def token_path() -> Path:
+    """Where Ray keeps the token of its authentication when no variable names one."""
     return Path.home() / ".ray" / "auth_token"
 
 
-def _has_token() -> bool:
+def has_token() -> bool:
+    """Whether Ray has a token to show: RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or its own file."""
     named = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
-    return bool(named) or _token_path().is_file()
+    return bool(named) or token_path().is_file()
 
 
 def _keep_token_private() -> None:
     """Make Ray's token readable by its owner only; Ray itself would create it readable by everybody."""
-    path = _token_path()
-    if not _has_token():
+    path = token_path()
+    if not has_token():
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

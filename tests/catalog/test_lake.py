@@ -15,7 +15,7 @@ import duckdb
 import fsspec
 import pytest
 
-from catalog import lake, layout, schema
+from catalog import extensions, lake, layout, schema
 from catalog.commit import commit_version
 from infra.errors import InputError, IntegrityError, UsageError
 from infra.home import Home
@@ -220,12 +220,12 @@ def test_an_extension_is_checked_once_a_process_and_again_when_its_file_changes(
         with lake.writing(home) as writer:
             return str(writer.rows("SELECT current_setting('allow_unsigned_extensions')")[0][0])
 
-    monkeypatch.setattr(lake, "_checked", set())
+    monkeypatch.setattr(extensions, "_checked", set())
     assert [unsigned_allowed(), unsigned_allowed()] == ["False", "True"]
-    real = lake._wheel_file
+    real = extensions.wheel_file
     copy = tmp_path / "ducklake.duckdb_extension"
     shutil.copy(str(real("ducklake")), copy)
-    monkeypatch.setattr(lake, "_wheel_file", lambda name: str(copy) if name == "ducklake" else real(name))
+    monkeypatch.setattr(extensions, "wheel_file", lambda name: str(copy) if name == "ducklake" else real(name))
     assert [unsigned_allowed(), unsigned_allowed()] == ["False", "True"]
     with copy.open("r+b") as file:
         file.seek(-1000, os.SEEK_END)

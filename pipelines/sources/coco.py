@@ -16,7 +16,7 @@ from typing import Final
 from catalog.schema import SPLIT_PATTERN
 from infra.errors import ConfigError, InputError
 from pipelines.sources import Batch, Input, Piece, Source, Survey
-from pipelines.sources.coco_layouts import KARPATHY, Picture, layout_of, pictures
+from pipelines.sources.coco_layouts import KARPATHY, Picture, dataset_of, layout_of, pictures
 from pipelines.sources.documents import load
 from pipelines.sources.names import NO_WRITERS, base, listed
 from pipelines.sources.rows import Builder
@@ -63,7 +63,7 @@ class Coco(Source):
 
     def survey(self, inputs: Sequence[Input], limit: int | None) -> Survey:
         """Parses every file. Raises InputError for other JSON, and for a picture that two files hold."""
-        files, notes = _caption_files(inputs)
+        files, notes = _of_one_set(*_caption_files(inputs))
         pieces: list[Piece] = []
         formats: set[str] = set()
         holders: dict[str, str] = {}
@@ -145,6 +145,22 @@ def _caption_files(inputs: Sequence[Input]) -> tuple[list[Input], list[str]]:
         raise InputError(message)
     skipped = len(inputs) - len(files)
     return files, [f"{skipped} inputs are no caption files by their names and are not read"] if skipped else []
+
+
+def _of_one_set(files: list[Input], notes: list[str]) -> tuple[list[Input], list[str]]:
+    """The archive of Karpathy's files holds COCO, Flickr8k and Flickr30k: of several sets only COCO is read.
+
+    Raises InputError for several sets without it.
+    """
+    karpathy = [source for source in files if base(source.uri).startswith("dataset_")]
+    said = {source.uri: "coco" for source in files} | {s.uri: dataset_of(load(s)) or "coco" for s in karpathy}
+    if len(set(said.values())) == 1:
+        return files, notes
+    kept = [source for source in files if said[source.uri] == "coco"]
+    others = [f"{uri} ({name})" for uri, name in said.items() if name != "coco"]
+    if not kept:
+        raise InputError(f"The inputs are of several datasets: {listed(others)}. Name the files of one.")
+    return kept, [*notes, f"files of other datasets are not read: {listed(others)}"]
 
 
 def _split_of(source: Input) -> str:

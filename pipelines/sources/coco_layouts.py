@@ -55,6 +55,12 @@ def layout_of(document: Any, *, uri: str) -> str:
     raise InputError(message)
 
 
+def dataset_of(document: Any) -> str | None:
+    """The dataset that Karpathy's file says it is of; None when it does not, or is in another layout."""
+    said = document.get("dataset") if isinstance(document, dict) else None
+    return said if isinstance(said, str) else None
+
+
 def pictures(document: Any, *, uri: str, split: str) -> Iterator[Picture]:
     """The pictures in the order of the file, then the orphans. split: of layouts that do not say it themselves."""
     layout = layout_of(document, uri=uri)

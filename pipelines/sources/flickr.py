@@ -18,7 +18,7 @@ from infra.errors import ConfigError, InputError
 from pipelines.sources import Batch, Input, Piece, Source, Survey
 from pipelines.sources import caption_lines as cl
 from pipelines.sources import flickr_tables as tables
-from pipelines.sources.coco_layouts import KARPATHY, Text, layout_of, pictures
+from pipelines.sources.coco_layouts import KARPATHY, Text, dataset_of, layout_of, pictures
 from pipelines.sources.columns import as_url
 from pipelines.sources.documents import load
 from pipelines.sources.lines import all_lines
@@ -100,10 +100,9 @@ class _Flickr(Source):
 
         Raises InputError for a file in no known form, for a picture that two files or two lists hold, for splits from two sides.
         """
-        lists, files = _sorted_out(inputs)
+        lists, files, notes = _sorted_out(inputs, self.name)
         splits = {} if self.split else _read_lists(lists)
         files = [replace(file, lists=tuple(lists)) for file in files]
-        notes: list[str] = []
         pieces: list[Piece] = []
         holders: dict[str, str] = {}
         for file in files:
@@ -232,33 +231,44 @@ class Flickr30k(_Flickr):
             object.__setattr__(self, "writers", PICTURE_WRITERS)
 
 
-def _sorted_out(inputs: Sequence[Input]) -> tuple[list[Input], list[CaptionFile]]:
-    """(split lists, caption files with their form), each by uri. Raises InputError when there is no caption file."""
+def _sorted_out(inputs: Sequence[Input], dataset: str) -> tuple[list[Input], list[CaptionFile], list[str]]:
+    """(split lists, caption files with their form, notes), each by uri. Raises InputError when there is no caption file.
+
+    The archive of Karpathy's files holds three sets, which say their names; those of the others are left out.
+    """
     every = sorted(inputs, key=lambda source: source.uri)
     lists = [source for source in every if _LIST.fullmatch(base(source.uri))]
-    files = []
+    files, notes = [], []
     for source in every:
         name = base(source.uri)
-        if source not in lists and _CAPTIONS.fullmatch(name) and not _OTHER.fullmatch(name):
-            files.append(CaptionFile(uri=source.uri, url=source.url, form=_form(source)))
+        if source in lists or not _CAPTIONS.fullmatch(name) or _OTHER.fullmatch(name):
+            continue
+        form, said = _form(source)
+        if said is not None and said != dataset:
+            notes.append(f"{source.uri} says that it is {said}, and is not read")
+        else:
+            files.append(CaptionFile(uri=source.uri, url=source.url, form=form))
     if not files:
-        message = f"None of the inputs is a caption file of Flickr8k or Flickr30k by its name: {listed([i.uri for i in inputs])}. Name the token file, Kaggle's CSV, Karpathy's JSON or parquet."
+        found = "; ".join(notes) or listed([source.uri for source in inputs])
+        message = f"None of the inputs is a caption file of {dataset} by its name: {found}. Name the token file, Kaggle's CSV, Karpathy's JSON or parquet."
         raise InputError(message)
     parquet = [tables.split_by_name(file) for file in files if file.form == PARQUET]
     if len(set(parquet)) > 1:
         # One name alone says nothing: lmms-lab calls all of Flickr30k `test`.
         files = [replace(f, named_split=tables.split_by_name(f) if f.form == PARQUET else None) for f in files]
-    return lists, files
+    return lists, files, notes
 
 
-def _form(source: Input) -> str:
+def _form(source: Input) -> tuple[str, str | None]:
+    """(form, the dataset that the file says it is of)."""
     if source.uri.endswith(".parquet"):
-        return PARQUET
+        return PARQUET, None
     if base(source.uri).endswith(".json"):
-        if layout_of(load(source), uri=source.uri) != KARPATHY:
+        document = load(source)
+        if layout_of(document, uri=source.uri) != KARPATHY:
             raise InputError(f"{source.uri} is JSON, but not in Karpathy's layout. Name `dataset_flickr30k.json`.")
-        return KARPATHY
-    return cl.form_of(source)
+        return KARPATHY, dataset_of(document)
+    return cl.form_of(source), None
 
 
 def _read_lists(lists: Sequence[Input]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pyarrow as pa
 import pytest
 
 from infra.errors import ConfigError, InputError
+from pipelines.sources.coco import Coco
+from pipelines.sources.discovery import find_inputs
 from pipelines.sources.flickr import LOST_OF_FLICKR8K, Flickr8k, Flickr30k
 
 CAPTIONS = {
@@ -48,7 +51,7 @@ FORMS = {
     "results.csv": PIPED,
     "captions.txt": COMMA,
     "flickr_annotations_30k.csv": ANNOTATIONS,
-    "dataset_flickr30k.json": KARPATHY,
+    "dataset_x.json": KARPATHY,
 }
 
 
@@ -73,6 +76,35 @@ def test_every_form_gives_the_same_scenes(name: str, source: Any, pack: Any, wri
     assert texts_by_scene(whole) == WANTED
     assert not rejected(whole)
     assert {r["image_uri"] for r in whole.records} == set(CAPTIONS)
+
+
+def test_of_the_archive_with_three_sets_one_is_read(tmp_path: Path, read_whole: Any) -> None:
+    archive = tmp_path / "caption_datasets.zip"
+    sets = ("coco", "flickr8k", "flickr30k")
+    with zipfile.ZipFile(archive, "w") as file:
+        for name in sets:
+            document = json.loads(KARPATHY)
+            for image in document["images"]:
+                image["sentences"] = [{"raw": f"of {name}", "sentid": 0}]
+            file.writestr(f"dataset_{name}.json", json.dumps({**document, "dataset": name}))
+    for source in (Coco(), Flickr8k(), Flickr30k()):
+        survey = source.survey(find_inputs([str(archive)], source.reads)[1], None)
+        texts = {
+            text for piece in survey.pieces for batch in source.read(piece) for text in batch.texts["text"].to_pylist()
+        }
+        assert texts == {f"of {source.name}".encode()}
+        assert all(any(name in note for note in survey.notes) for name in sets if name != source.name)
+
+
+def test_sets_of_karpathy_without_coco_are_not_mixed(write_text: Any, inputs: Any) -> None:
+    paths = [
+        write_text(f"dataset_{name}.json", json.dumps({**json.loads(KARPATHY), "dataset": name}).encode())
+        for name in ("flickr8k", "flickr30k")
+    ]
+    with pytest.raises(InputError, match=r"of several datasets: dataset_flickr8k\.json \(flickr8k\)"):
+        Coco().survey(inputs(*paths), None)
+    with pytest.raises(InputError, match=r"says that it is flickr30k, and is not read"):
+        Flickr8k().survey(inputs(paths[1]), None)
 
 
 @pytest.mark.parametrize("split", [True, False])

@@ -42,7 +42,6 @@ KARPATHY = json.dumps(
             }
             for (name, texts), split in zip(CAPTIONS.items(), ("train", "val", "test"), strict=True)
         ],
-        "dataset": "flickr30k",
     }
 ).encode()
 FORMS = {
@@ -101,7 +100,7 @@ def test_sets_of_karpathy_without_coco_are_not_mixed(write_text: Any, inputs: An
         write_text(f"dataset_{name}.json", json.dumps({**json.loads(KARPATHY), "dataset": name}).encode())
         for name in ("flickr8k", "flickr30k")
     ]
-    with pytest.raises(InputError, match=r"of several datasets: dataset_flickr8k\.json \(flickr8k\)"):
+    with pytest.raises(InputError, match=r"of several datasets: dataset_flickr30k\.json \(flickr30k\)"):
         Coco().survey(inputs(*paths), None)
     with pytest.raises(InputError, match=r"says that it is flickr30k, and is not read"):
         Flickr8k().survey(inputs(paths[1]), None)

@@ -130,5 +130,5 @@ def write_stats(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 def write_img2dataset(folder: Path) -> Path:
     """Two shards with a hole in their numbers. Returns the folder."""
     write_shard(folder)
-    write_shard(folder, [{"caption": f"a chair, model {n}", "shade": 20 * n} for n in range(1, 9)], shard=2)
+    write_shard(folder, [{"caption": f"a chair, model {n}", "shade": 20 * n + 1} for n in range(12)], shard=2)
     return folder

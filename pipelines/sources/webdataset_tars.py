@@ -224,7 +224,8 @@ def _notes(tally: tars.Tally, reading: Reading, fields: Counter[str]) -> Iterato
         yield "the tars are img2dataset's; the source `img2dataset` reads them with their parquet, which also names what was not fetched"
     if not tally.samples:
         yield "the tars are whole, but hold no sample"
-    for name, _ in reading.texts:
+    named = [reading.id] if reading.id not in ("", KEY) else []
+    for name in [*named, *(name for name, _ in reading.texts)]:
         if name not in tally.suffixes and f"{name}.gz" not in tally.suffixes and name not in fields:
             yield f"none of the first {PEEKED_SAMPLES} samples has a member or json field `{name}` (fields: {listed(sorted(fields))})"
     if not reading.id and tally.samples and not _ids(reading, fields):

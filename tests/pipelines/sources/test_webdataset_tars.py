@@ -181,6 +181,9 @@ def test_a3_joining_on_the_number_of_a_download_is_refused(read_whole: Any, tmp_
 def test_a_named_id_that_is_absent_is_no_id(read_whole: Any, tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", [("1.json", doc(text="a", n=7)), ("2.txt", b"b")])
     assert read_whole(WebdatasetTars(id="n"), path).ids == ["7", None]
+    nowhere = read_whole(WebdatasetTars(id="number"), path)
+    assert nowhere.ids == [None, None]
+    assert any("none of the first 100 samples has a member or json field `number`" in n for n in nowhere.survey.notes)
 
 
 @pytest.mark.parametrize("name", ["jpg", "jpeg", "png", "webp"])

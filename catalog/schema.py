@@ -31,6 +31,8 @@ REJECT_REASONS: Final = {
     "normalised_repeat": "the same words stand earlier in the same scene, case and punctuation aside",
     "malformed_record": "the record does not parse; `detail` says why",
     "missing_image": "the caption names an image that the file does not list",
+    "excluded": "the scene is in a set named by --exclude; set and kind of match are in `detail`",
+    "common_caption": "more scenes than --max-scenes-per-caption have these words, and others keep them",
 }
 
 CAPTION: Final = pa.struct(

@@ -26,6 +26,12 @@ def ingest(
     scenes_per_shard: Annotated[int | None, typer.Option(help="Scenes a shard [default: 10000].")] = None,
     views: Annotated[str | None, typer.Option(help="View tars to write [default: good,bad].")] = None,
     limit: Annotated[int | None, typer.Option(help="At most so many rows of the input (images, scenes).")] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="DATASET[@VERSION][:SPLIT] to leave out; repeat for more.")
+    ] = None,
+    max_scenes_per_caption: Annotated[
+        int | None, typer.Option(help="At most so many scenes under one caption [default: no cap].")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, read a sample, stop.")] = False,
     max_reject_rate: Annotated[float, typer.Option(help="Share of rejected texts that fails the job.")] = 0.2,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -37,11 +43,14 @@ def ingest(
     num_cpus: Annotated[int | None, typer.Option(help="CPUs of the Ray started here; 0: no Ray.")] = None,
 ) -> None:
     """Turn caption sets into scenes, view tars and a committed dataset version."""
-    flags = {"scenes_per_shard": scenes_per_shard, "views": views, "limit": limit}
-    sets = [
-        *(set_ or []),
-        *(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in flags.items() if v is not None),
-    ]
+    flags = {
+        "scenes_per_shard": scenes_per_shard,
+        "views": views,
+        "limit": limit,
+        "max_scenes_per_caption": max_scenes_per_caption,
+        "exclude.sets": exclude,
+    }
+    sets = [*(set_ or []), *(f"{k}={_toml(v)}" for k, v in flags.items() if v is not None)]
     recognised = None
     if source is None:
         recognised = _recognise(input or [], limit, dry_run=dry_run)
@@ -74,6 +83,13 @@ def _recognise(paths: list[str], limit: int | None, *, dry_run: bool) -> dict[st
             f"No source was named. Name one of {', '.join(sorted(SOURCES))}, or add --dry-run and --input to see which reads your files."
         )
     return recognise(paths, limit)
+
+
+def _toml(value: int | str | list[str]) -> str:
+    import json
+
+    # Numbers, texts and lists of texts are written alike in JSON and TOML.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def build_request(
@@ -143,11 +159,15 @@ def _print(outcome: Outcome, *, as_json: bool) -> None:
     reused = f", {outcome.shards_reused} of them published before" if outcome.shards_reused else ""
     rejected = outcome.texts_read - outcome.texts_kept
     reasons = ", ".join(f"{k} {v:,}" for k, v in sorted(outcome.rejects.items(), key=lambda kv: -kv[1]))
+    left_out = ", ".join(f"{scenes:,} scenes of {which}" for which, scenes in outcome.excluded.items())
+    if "excluded" in outcome.rejects:
+        left_out += f"; {outcome.rejects['excluded']:,} texts"
     rows = {
         "version": f"{outcome.dataset}@{outcome.version}, {state}",
         "scenes": f"{outcome.scenes:,} in {outcome.shards:,} shards{reused}",
         "texts": f"{outcome.texts_read:,} read = {outcome.texts_kept:,} kept + {rejected:,} rejected",
         "rejects": reasons or "none",
+        **({"left out": left_out} if left_out else {}),
         "time": f"{outcome.seconds:.1f} s, {outcome.scenes / max(outcome.seconds, 1e-9):,.0f} scenes/s",
         "memory": f"peak {outcome.peak_rss_bytes / 2**20:,.0f} MiB in one process",
         "files": outcome.url,

@@ -12,9 +12,10 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from catalog import exclusion as left_out
 from catalog import schema
 from catalog.audit import check_unique_keys
 from catalog.commit import Committed, JobStats, commit_version
@@ -24,17 +25,12 @@ from infra.errors import AccountingError, InputError, IntegrityError, RejectBudg
 from infra.home import Home
 from infra.progress import Progress, peak_rss_bytes
 from infra.session import Workers
-from pipelines.exchange import (
-    Exchange,
-    Moved,
-    PartitionTask,
-    RegroupTask,
-    partition,
-    plan_exchange,
-    regroup,
-    regroup_tasks,
-)
+from pipelines import exclusion
+from pipelines.caption_cap import Cap
+from pipelines.exchange import Exchange, plan_exchange
+from pipelines.exclusion import Exclusion
 from pipelines.plan import Plan, plan_shards
+from pipelines.preparation import prepare
 from pipelines.request import Request, content_of, digest_inputs, input_files, version_of
 from pipelines.shards import ShardDone, ShardTask, ViewConfig, publish_shard, published_shard
 from pipelines.sources import Input, Survey
@@ -47,7 +43,7 @@ _log = logging.getLogger(__name__)
 class Outcome:
     """What an ingestion ended with.
 
-    seconds: wall time without the start of Ray. peak_rss_bytes: largest peak of resident memory of one worker process.
+    excluded: scenes that were left out, by set and kind of match. seconds: wall time without the start of Ray. peak_rss_bytes: largest peak of resident memory of one worker process.
     """
 
     dataset: str
@@ -61,6 +57,7 @@ class Outcome:
     texts_read: int
     texts_kept: int
     rejects: Mapping[str, int]
+    excluded: Mapping[str, int]
     seconds: float
     peak_rss_bytes: int
     url: str
@@ -74,6 +71,7 @@ def ingest(request: Request, home: Home, workers: Workers) -> Outcome:
     for colliding scene keys; nothing is committed then.
     """
     started = time.time()
+    request = replace(request, excluded=exclusion.resolve(home, request.dataset, request.config.exclude))
     survey = request.source.survey(request.inputs, request.config.limit)
     for note in survey.notes:
         _log.warning("%s: %s", request.dataset, note)
@@ -83,78 +81,69 @@ def ingest(request: Request, home: Home, workers: Workers) -> Outcome:
     content = content_of(request)
     version = version_of(request.dataset, content, digests)
     plan = plan_shards(request, survey)
-    version_url = home.datasets(request.dataset, version)
-    work_url = home.work("ingest", request.dataset, version)
-    done, peak = _run(request, survey, plan, version_url, work_url, workers)
+    place = _Place(home=home, dataset=request.dataset, version=version)
+    done, peak = _run(request, survey, plan, place, workers)
     _check(request, done, survey)
     _check_unchanged(files, stamps)
     record = _record(request, version, content, digests, done)
     if not plan.keys_are_unique:
-        paths = [storage.join(version_url, schema.scenes_path(*_split_shard(d.name))) for d in done if d.scenes]
+        paths = [storage.join(place.version_url, schema.scenes_path(*_split_shard(d.name))) for d in done if d.scenes]
         check_unique_keys(paths, dataset=request.dataset)
-    storage.publish(storage.join(version_url, schema.JOB_PATH), record.to_json())
+    storage.publish(storage.join(place.version_url, schema.JOB_PATH), record.to_json())
     stats = JobStats(started_at=started, seconds=time.time() - started, peak_rss_bytes=peak, workers=workers.slots)
     committed = commit_version(home, request.dataset, version, stats=stats)
-    _clear(work_url)
-    return _outcome(record, committed, done, version_url, (time.time() - started, peak, survey.notes))
+    _clear(place.work_url)
+    excluded = _scenes_left_out(request, home, version)
+    outcome = _outcome(record, committed, done, place.version_url, (time.time() - started, peak, survey.notes))
+    return replace(outcome, excluded=excluded)
 
 
 # --- run ----------------------------------------------------------------------------------------------------------
 
 
-def _run(
-    request: Request, survey: Survey, plan: Plan, version_url: str, work_url: str, workers: Workers
-) -> tuple[list[ShardDone], int]:
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where the version of a job comes to stand, and what the job removes at its end."""
+
+    home: Home
+    dataset: str
+    version: str
+
+    @property
+    def version_url(self) -> str:
+        return self.home.datasets(self.dataset, self.version)
+
+    @property
+    def work_url(self) -> str:
+        return self.home.work("ingest", self.dataset, self.version)
+
+
+def _run(request: Request, survey: Survey, plan: Plan, place: _Place, workers: Workers) -> tuple[list[ShardDone], int]:
     """Publish all shards; returns their totals in shard order and the largest peak RSS of a worker in bytes."""
-    exchange = None if plan.direct else plan_exchange(work_url, survey.pieces, plan.buckets)
-    tasks = _shard_tasks(request, plan, version_url, exchange)
-    done, peak = _already_published(tasks, version_url, workers)
+    exchange = None if plan.direct else plan_exchange(place.work_url, survey.pieces, plan.buckets)
+    tasks = _shard_tasks(request, plan, place, exchange)
+    done, peak = _already_published(tasks, place.version_url, workers)
     texts_in = None
-    if exchange is not None and len(done) < len(tasks):
+    if len(done) < len(tasks):
         try:
-            texts_in, peak = _bring_together(request, survey, exchange, workers)
+            texts_in, peak = prepare(request, survey, place.home, tasks, workers)
         except InputError:
             # Another job of this version may have finished meanwhile and removed what was exchanged.
-            done, peak = _already_published(tasks, version_url, workers)
+            done, peak = _already_published(tasks, place.version_url, workers)
             if len(done) < len(tasks):
                 raise
     missing = [i for i in range(len(tasks)) if i not in done]
     with Progress(len(missing), label=f"{request.dataset}: writing shards") as progress:
-        for place, (shard, rss) in workers.map(_measured_shard, [tasks[i] for i in missing]):
-            done[missing[place]] = shard
+        for number, (shard, rss) in workers.map(_measured_shard, [tasks[i] for i in missing]):
+            done[missing[number]] = shard
             peak = max(peak, rss)
             progress.advance(shards=1, texts=shard.texts_read, rejects=shard.rejects, scenes=shard.scenes)
     ordered = [done[i] for i in range(len(tasks))]
     arrived = sum(d.texts_read for d in ordered)
     if texts_in is not None and texts_in != arrived:
-        message = f"{texts_in:,} texts were read from the input of {request.dataset} but {arrived:,} arrived in its shards. Nothing was committed; delete {version_url} and {work_url}, then rerun."
+        message = f"{texts_in:,} texts were read from the input of {request.dataset} but {arrived:,} arrived in its shards. Nothing was committed; delete {place.version_url} and {place.work_url}, then rerun."
         raise AccountingError(message)
     return ordered, peak
-
-
-def _bring_together(request: Request, survey: Survey, exchange: Exchange, workers: Workers) -> tuple[int, int]:
-    """Run the rounds of the exchange; returns the number of texts read and the largest peak RSS of a worker.
-
-    Raises AccountingError when a round moved fewer or more texts than the one before.
-    """
-    first = [
-        PartitionTask(source=request.source, piece=piece, number=i, exchange=exchange)
-        for i, piece in enumerate(survey.pieces)
-    ]
-    second = regroup_tasks(exchange)
-    moved, peak = [0, 0], 0
-    with Progress(len(first) + len(second), label=f"{request.dataset}: bringing scenes together") as progress:
-        rounds: list[Sequence[PartitionTask | RegroupTask]] = [first, second]
-        for i, tasks in enumerate(rounds):
-            for _, (part, rss) in workers.map(_measured_move, tasks):
-                moved[i] += part.texts
-                peak = max(peak, rss)
-                progress.advance(shards=1, texts=part.texts)
-    if second and moved[0] != moved[1]:
-        raise AccountingError(
-            f"The first round of the exchange of {request.dataset} moved {moved[0]:,} texts, the second {moved[1]:,}. Nothing was committed; delete {exchange.folder} and rerun."
-        )
-    return moved[0], peak
 
 
 def _already_published(
@@ -180,17 +169,30 @@ def _clear(work_url: str) -> None:
     storage.remove_empty_parents(work_url)
 
 
-def _measured_move(task: PartitionTask | RegroupTask) -> tuple[Moved, int]:
-    result = partition(task) if isinstance(task, PartitionTask) else regroup(task)
-    return result, peak_rss_bytes()
-
-
 def _measured_shard(task: ShardTask) -> tuple[ShardDone, int]:
     result = publish_shard(task)
     return result, peak_rss_bytes()
 
 
-def _shard_tasks(request: Request, plan: Plan, version_url: str, exchange: Exchange | None) -> list[ShardTask]:
+def _exclusion(request: Request, work_url: str) -> Exclusion | None:
+    if not request.excluded:
+        return None
+    return Exclusion(
+        url=storage.join(work_url, "excluded.keys"),
+        names=tuple(part.name for part in request.excluded),
+        kinds=request.config.exclude.kinds,
+        source=request.source.name,
+    )
+
+
+def _cap(request: Request, work_url: str) -> Cap | None:
+    most = request.config.max_scenes_per_caption
+    if most is None:
+        return None
+    return Cap(folder=storage.join(work_url, "captions"), most=most, seed=request.config.seed)
+
+
+def _shard_tasks(request: Request, plan: Plan, place: _Place, exchange: Exchange | None) -> list[ShardTask]:
     config = request.config
     views = ViewConfig(
         good="good" in config.view_names,
@@ -199,21 +201,33 @@ def _shard_tasks(request: Request, plan: Plan, version_url: str, exchange: Excha
         bad_passes=request.source.bad_passes,
         seed=config.seed,
     )
-    version = version_url.rsplit("/", 1)[-1]
-    is_recorded = storage.exists(storage.join(version_url, schema.JOB_PATH))
+    is_recorded = storage.exists(storage.join(place.version_url, schema.JOB_PATH))
+    without, cap = _exclusion(request, place.work_url), _cap(request, place.work_url)
     return [
         ShardTask(
-            origin=Origin(dataset=request.dataset, version=version, split=split, shard=shard),
-            version_url=version_url,
+            origin=Origin(dataset=request.dataset, version=place.version, split=split, shard=shard),
+            version_url=place.version_url,
             source=request.source,
             clean=config.clean,
             views=views,
             is_recorded=is_recorded,
             pieces=plan.direct[i] if plan.direct else (),
             exchanged=exchange,
+            exclusion=without,
+            cap=cap,
         )
         for i, (split, shard) in enumerate(plan.shards)
     ]
+
+
+def _scenes_left_out(request: Request, home: Home, version: str) -> dict[str, int]:
+    if not request.excluded:
+        return {}
+    found = left_out.scenes_left_out(home, request.dataset, version)
+    for part in request.excluded:
+        if not any(detail.startswith(f"{part.name} by ") for detail in found):
+            _log.warning("%s: no scene was left out for %s", request.dataset, part.name)
+    return found
 
 
 # --- checks and record --------------------------------------------------------------------------------------------
@@ -239,13 +253,17 @@ def _check(request: Request, done: Sequence[ShardDone], survey: Survey) -> None:
         raise InputError(
             f"The input of {request.dataset} holds no text ({survey.format}). Check the column or the files."
         )
-    rate = sum(rejects.values()) / read
+    # What was asked to be left out is no fault of the input, and must not hide one either.
+    excluded = rejects["excluded"]
+    judged, bad = read - excluded, sum(rejects.values()) - excluded
+    rate = bad / judged if judged else 0.0
     if rate > request.max_reject_rate:
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in rejects.most_common())
-        message = f"{sum(rejects.values()):,} of {read:,} texts of {request.dataset} were rejected ({rate:.1%}, budget {request.max_reject_rate:.1%}): {reasons}. Nothing was committed. Look at the rejects/ folder of the version, or raise --max-reject-rate."
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in rejects.most_common() if reason != "excluded")
+        message = f"{bad:,} of {judged:,} texts of {request.dataset} were rejected ({rate:.1%}, budget {request.max_reject_rate:.1%}): {reasons}. Nothing was committed. Look at the rejects/ folder of the version, or raise --max-reject-rate."
         raise RejectBudgetError(message)
     if kept == 0:
-        raise InputError(f"No text of {request.dataset} was kept. Look at the rejects/ folder of the version.")
+        why = f" ({excluded:,} were left out by --exclude)" if excluded else ""
+        raise InputError(f"No text of {request.dataset} was kept{why}. Look at the rejects/ folder of the version.")
 
 
 def _total_rejects(done: Sequence[ShardDone]) -> Counter[str]:
@@ -297,6 +315,7 @@ def _outcome(
         texts_read=record.texts_read,
         texts_kept=record.texts_kept,
         rejects=record.rejects,
+        excluded={},
         seconds=seconds,
         peak_rss_bytes=peak,
         url=url,

@@ -16,13 +16,16 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
+from catalog import exclusion
 from catalog.manifest import InputFile
+from catalog.overlap import Part
 from infra import config as configuration
 from infra import storage
 from infra.errors import ConfigError
 from infra.session import Workers
 from pipelines import tars
 from pipelines.clean import TRANSFORM_VERSION, CleanConfig
+from pipelines.exclusion import ExcludeConfig
 from pipelines.sources import Input, Source, Survey
 
 VIEWS = ("good", "bad")
@@ -46,6 +49,9 @@ class IngestConfig:
     "Root seed of the caption permutations of the bad views."
     limit: int | None = None
     "At most so many rows of the input (images, scenes), in canonical order."
+    exclude: ExcludeConfig = field(default_factory=ExcludeConfig)
+    max_scenes_per_caption: int | None = None
+    "A caption, case and punctuation aside, stands under at most so many scenes; None: as often as it comes."
 
     def __post_init__(self) -> None:
         if self.scenes_per_shard < 1:
@@ -54,6 +60,10 @@ class IngestConfig:
             )
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit is {self.limit}; nothing would be read. Use 1 or more, or leave it out.")
+        if self.max_scenes_per_caption is not None and self.max_scenes_per_caption < 1:
+            raise ConfigError(
+                f"max_scenes_per_caption is {self.max_scenes_per_caption}; use 1 or more, or leave it out for no cap."
+            )
         if self.seed < 0:
             raise ConfigError(f"seed is {self.seed}; use 0 or more.")
         unknown = sorted(set(self.view_names) - set(VIEWS))
@@ -68,13 +78,17 @@ class IngestConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One ingestion as asked for. `max_reject_rate` is a budget, not content."""
+    """One ingestion as asked for. `max_reject_rate` is a budget, not content.
+
+    excluded: the parts that `config.exclude` names, at the versions that the catalog held when the job began.
+    """
 
     dataset: str
     source: Source
     config: IngestConfig
     inputs: Sequence[Input]
     max_reject_rate: float = 0.2
+    excluded: tuple[Part, ...] = ()
 
 
 def content_of(request: Request) -> dict[str, Any]:
@@ -97,7 +111,22 @@ def content_of(request: Request) -> dict[str, Any]:
             "unicode": unicodedata.unidata_version,
             **source.writers,
         },
+        **_optional(request),
     }
+
+
+def _optional(request: Request) -> dict[str, Any]:
+    """Content that is named only where it is asked for, so that versions without it keep their names."""
+    content: dict[str, Any] = {}
+    if request.excluded:
+        content["exclude"] = {
+            "sets": [{"dataset": p.dataset, "version": p.version, "split": p.split} for p in request.excluded],
+            "by": list(request.config.exclude.kinds),
+            "rules": exclusion.RULES,
+        }
+    if request.config.max_scenes_per_caption is not None:
+        content["max_scenes_per_caption"] = request.config.max_scenes_per_caption
+    return content
 
 
 def version_of(dataset: str, content: Mapping[str, Any], inputs: Sequence[InputFile]) -> str:

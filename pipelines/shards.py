@@ -22,10 +22,12 @@ from catalog.manifest import Manifest, ShardFile
 from infra import seeds, storage
 from infra.errors import AccountingError, InputError, IntegrityError
 from infra.publisher import Publisher
-from pipelines import tables, tars
+from pipelines import caption_cap, exclusion, tables, tars
+from pipelines.caption_cap import Cap
 from pipelines.clean import CleanConfig
 from pipelines.columns import Ints, column, is_none
 from pipelines.exchange import Exchange, fetch
+from pipelines.exclusion import Exclusion
 from pipelines.group import Scenes, group, merge
 from pipelines.sources import Batch, Piece, Source
 from pipelines.tables import Kept, Origin
@@ -58,6 +60,8 @@ class ShardTask:
     "The job's record is there, so every file was complete and hashed; else what was published before is hashed again."
     pieces: tuple[Piece, ...] = ()
     exchanged: Exchange | None = None
+    exclusion: Exclusion | None = None
+    cap: Cap | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +133,20 @@ def _judged(task: ShardTask) -> Scenes:
         raise IntegrityError(message)
     if task.exchanged is None:
         _refuse_repeated_ids(batch, task.origin)
-    return group(batch, config=task.clean, repair=repair)
+    scenes = group(batch, config=task.clean, repair=repair)
+    if task.exclusion is not None:
+        scenes = exclusion.leave_out(scenes, task.exclusion)
+    return scenes if task.cap is None else caption_cap.apply(scenes, task.cap)
+
+
+def count_captions(task: ShardTask) -> int:
+    """First pass of the cap: write the normal forms of a shard, unless they are there already; returns their number."""
+    cap, shard = task.cap, task.origin.shard
+    if cap is None:
+        raise IntegrityError("This job caps no captions, so there is nothing to count. This is a bug.")
+    if (counted := caption_cap.counted_rows(cap, shard)) is not None:
+        return counted
+    return caption_cap.write_counts(_judged(dataclasses.replace(task, cap=None)), cap, shard)
 
 
 def _refuse_repeated_ids(batch: Batch, origin: Origin) -> None:

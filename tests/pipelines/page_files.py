@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from tests.pipelines.sources.tar_files import write_img2dataset, write_webdataset
+
 CAPTIONS = {
     "1000_ab": ["A dog, running .", 'He says " hi " .', "The dog runs ."],
     "2000_cd": ["Two guys wear one hat .", "Men ."],
@@ -28,6 +30,9 @@ def write_page_files(root: Path) -> None:
     _msrvtt(root / "msrvtt")
     _web(root)
     _wit(root)
+    for name, write in (("img2dataset", write_img2dataset), ("webdataset", write_webdataset)):
+        (root / name).mkdir()
+        write(root / name)
     _write(root / "shop.csv", 'sku,caption,part\n1,"red, warm hat",train\n1,hat of wool,train\n2,green hat,test\n')
 
 

@@ -80,7 +80,11 @@ def commit_into(
     current: bool = True,
 ) -> Committed:
     """The same on a lake that is open already; retries the whole transaction a bounded number of times."""
-    _check_footers(writer, found)
+    try:
+        _check_footers(writer, found)
+    except lake.TransactionConflict as error:
+        message = f"The catalog {database.shown(home)} broke off before the commit of {found.name}: {database.scrub(home, str(error))}. The shards are kept, rerun."
+        raise StorageError(message) from error
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return _commit_once(writer, found, stats=stats, created_at=created_at, current=current)
@@ -91,7 +95,7 @@ def commit_into(
                 raise ConflictError(message) from error
             time.sleep(random.uniform(0.05, 0.5) * attempt)
         except lake.DatabaseError as error:
-            message = f"The catalog {database.shown(home)} could not take {found.name}: {database.scrub(home, str(error))}. Nothing of it was committed; the shards are kept, rerun."
+            message = f"The catalog {database.shown(home)} could not take {found.name}: {database.scrub(home, str(error))}. The shards are kept; rerun, which adds what did not land."
             raise StorageError(message) from error
     raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -125,7 +129,7 @@ def _commit_once(
         )
         lake.sync_table(writer, "versions", "shards")
         writer.check_lock()
-        writer.connection.execute("COMMIT")
+        lake.commit(writer)
     except BaseException:
         with contextlib.suppress(lake.DatabaseError):
             writer.connection.execute("ROLLBACK")
@@ -201,6 +205,8 @@ def _check_footers(writer: Lake, found: Version) -> None:
                 FROM parquet_file_metadata({paths}) LEFT JOIN parquet_metadata({paths}) USING (file_name) GROUP BY file_name"""
             try:
                 facts = {lake.spelled(row[0]): row[1:] for row in writer.rows(query)}
+            except lake.TransactionConflict:
+                raise  # the database behind the lake, not the file
             except lake.DatabaseError as error:
                 raise IntegrityError(
                     f"A {kind} file of {found.name} is not readable as parquet: {' '.join(str(error).split())}. Delete its manifest and rerun `goodviews ingest`."

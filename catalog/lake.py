@@ -11,9 +11,8 @@ import contextlib
 import importlib
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import duckdb
@@ -50,6 +49,8 @@ class Lake:
     root: str
     check_lock: Callable[[], None]
     "Raises ConflictError when the commit lock was lost; does nothing for readers."
+    uncommitted: dict[str, bytes] = field(default_factory=dict)
+    "Bytes by URL of the files that the lake itself wrote in the open transaction; see `sync_table`."
 
     def rows(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """All rows of one query."""
@@ -87,12 +88,11 @@ def writing(home: Home, *, timeout_s: float = TIMEOUT_S) -> Iterator[Lake]:
         _attach_writer(connection, home)
         try:
             _bring_layout(connection, home)
+            root = _root(connection, home)
         except DatabaseError as error:
-            message = (
-                f"The catalog {database.shown(home)} could not be made: {database.scrub(home, str(error))}. Rerun."
-            )
+            message = f"The catalog {database.shown(home)} could not be opened for writing: {database.scrub(home, str(error))}. Rerun."
             raise StorageError(message) from error
-        yield Lake(connection=connection, root=_root(connection, home), check_lock=check_lock)
+        yield Lake(connection=connection, root=root, check_lock=check_lock)
 
 
 @contextlib.contextmanager
@@ -289,7 +289,7 @@ def _attach_error(home: Home, text: str) -> Exception:
         )
     if "unable to open database" in text and not os.path.exists(home.catalog):
         return _no_catalog(home)
-    return StorageError(f"Cannot open the catalog {shown}: {reason}.")
+    return StorageError(f"Cannot open the catalog {shown}: {reason}. Check that it can be reached, and rerun.")
 
 
 def _no_catalog(home: Home) -> InputError:
@@ -339,16 +339,40 @@ def set_message(connection: Connection, message: str) -> None:
 
 
 def sync_table(writer: Lake, schema: str, table: str) -> None:
-    """Flush the newest files that the lake itself wrote of a table, before COMMIT flushes the metadata that names them.
+    """Flush the files that the lake itself wrote of a table in this transaction, and hold their bytes until `commit`.
 
-    DuckDB does not flush them. Files of an hour ago are those of earlier commits.
+    DuckDB does not flush them before COMMIT flushes the metadata that names them.
     """
     folder = storage.join(writer.root, "lake", schema, table)
-    if storage.is_remote(folder) or not os.path.isdir(folder):
-        return
-    newest = [entry.path for entry in os.scandir(folder) if time.time() - entry.stat().st_mtime < 3600]
-    for path in [folder, *newest]:
-        storage.sync(path)
+    tables = (f"{METADATA}.ducklake_data_file", f"{METADATA}.ducklake_delete_file")
+    rows = writer.rows(" UNION ALL ".join(f"SELECT path FROM {name} WHERE path_is_relative" for name in tables))
+    named = {str(path).rsplit("/", 1)[-1] for (path,) in rows}
+    for name in storage.list_names(folder):
+        if name in named or not name.endswith(".parquet"):
+            continue
+        url = storage.join(folder, name)
+        if not storage.is_remote(url):
+            storage.sync(url)
+        writer.uncommitted[url] = storage.read_bytes(url)
+    if not storage.is_remote(folder) and os.path.isdir(folder):
+        storage.sync(folder)
+
+
+def commit(writer: Lake) -> None:
+    """COMMIT, such that a commit that landed though its answer was lost names no missing file.
+
+    DuckLake takes a COMMIT without an answer for a failed one and deletes what it wrote for it. Such files are put back; if
+    the commit did not land, nothing names them and `gc` removes them.
+    """
+    try:
+        writer.connection.execute("COMMIT")
+    except BaseException:
+        for url, data in writer.uncommitted.items():
+            if not storage.exists(url):
+                storage.publish(url, data)
+        raise
+    finally:
+        writer.uncommitted.clear()
 
 
 def _root(connection: Connection, home: Home) -> str:

@@ -53,7 +53,7 @@ def _transaction(writer: Lake, message: str, write: Callable[[Lake], Outcome]) -
         outcome = write(writer)
         lake.set_message(writer.connection, message)
         writer.check_lock()
-        writer.connection.execute("COMMIT")
+        lake.commit(writer)
     except BaseException:
         with contextlib.suppress(lake.DatabaseError):
             writer.connection.execute("ROLLBACK")

@@ -88,6 +88,17 @@ def test_rows_of_other_pairs_and_directions_share_no_board(home: Home) -> None:
         assert reader.rows("SELECT place FROM main.leaderboard") == [(1,)] * 4
 
 
+def test_scores_by_another_rule_share_no_board_but_those_through_another_map_do(home: Home) -> None:
+    rules = ["one caption a scene", "mean of captions", f"map {'1' * 16} fitted on x", f"map {'2' * 16} fitted on x"]
+    rows = [
+        dataclasses.replace(ROW, selection=rule, left_id=str(n) * 16, value=0.1 * n) for n, rule in enumerate(rules, 1)
+    ]
+    record_alignments(home, rows)
+    with lake.reading(home) as reader:
+        found = reader.rows("SELECT selection, place FROM main.leaderboard ORDER BY value")
+    assert found == list(zip(rules, [1, 1, 2, 1], strict=True))
+
+
 def test_a_catalog_of_layout_1_gains_the_columns_and_keeps_its_rows(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +109,7 @@ def test_a_catalog_of_layout_1_gains_the_columns_and_keeps_its_rows(
         past.setattr(layout, "NUMBER", 1)
         past.setitem(layout._COLUMNS, "main.alignments", columns.removesuffix(new))
         past.setattr(layout, "_ADDED", {})
-        board = layout.VIEWS["main.leaderboard"].replace("pairs, direction ", "").replace("right_name,", "right_name")
+        board = layout.VIEWS["main.leaderboard"].replace(", pairs, direction ", " ")
         past.setattr(
             layout, "VIEWS", {**layout.VIEWS, "main.leaderboard": board, "versions.layout": "SELECT 1 AS number"}
         )

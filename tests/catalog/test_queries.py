@@ -124,7 +124,7 @@ def test_an_error_while_running_is_a_sentence(filled: Home) -> None:
 def test_tables_lists_each_with_its_rows(filled: Home) -> None:
     names, rows = queries.list_tables(filled)
     found = {row[0]: row[1:3] for row in rows}
-    assert names == ["name", "kind", "rows", "holds"] and len(rows) == 17
+    assert names == ["name", "kind", "rows", "holds"] and len(rows) == 20
     assert (
         found["scenes"] == ("view", 8)
         and found["captions"] == ("view", 14)

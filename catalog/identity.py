@@ -27,6 +27,7 @@ _FLICKR: Final[Rules] = ((_FLICKR_STEM + r"(?:\.(?:jpe?g|JPE?G))?", "flickr"), (
 # Other ids of crawled sets are rows or keys of one download (UCSC-VLAA/Recap-DataComp-1B#11).
 _WEB: Final[Rules] = (
     (r"([0-9a-f]{64})", "sha256"),
+    (r"([0-9a-f]{32})", "uid"),  # of DataComp
     (r"((?s:[A-Za-z][A-Za-z0-9+.-]*://.*))", "url"),
     (_ANY, None),
 )
@@ -38,7 +39,7 @@ NAMESPACES: Final[Mapping[str, Rules]] = {
     "coco": ((_ANY, "coco"),),
     "msrvtt": ((_ANY, "msrvtt"),),
     "recap-datacomp": _WEB,
-    "datacomp": ((r"([0-9a-f]{32})", "datacomp"), *_WEB),
+    "datacomp": _WEB,
     "img2dataset": _WEB,
     "webdataset": _WEB,
     # Numbers of a draw, which another seed gives to other scenes.

@@ -31,7 +31,7 @@ THRESHOLD: Final = 0.7
 PERMUTATIONS: Final = 128
 SEED: Final = 1
 MISSED: Final = 0.05
-BATCH_CAPTIONS: Final = 50_000
+BATCH_CAPTIONS: Final = 8_192
 
 
 def shingles(form: str) -> list[str]:

@@ -49,7 +49,7 @@ def test_an_id_that_is_a_place_names_nothing() -> None:
 def test_crawled_pictures_are_named_by_their_bytes_or_their_address() -> None:
     assert name("recap-datacomp", HEX) == name("img2dataset", HEX) == f"sha256:{HEX}"
     assert name("recap-datacomp", "http://a.example/x.jpg") == "url:http://a.example/x.jpg"
-    assert name("datacomp", HEX[:32]) == f"datacomp:{HEX[:32]}"
+    assert name("datacomp", HEX[:32]) == name("webdataset", HEX[:32]) == f"uid:{HEX[:32]}"
 
 
 PIECES = [

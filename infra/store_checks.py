@@ -39,18 +39,18 @@ def store(circumstances: Circumstances) -> Iterator[Finding]:
         skew = _skew_s(folder, before)
     except GoodviewsError as error:
         yield broken(
-            "storage", str(error), "Check the path, the rights on it and, for a store, credentials and endpoint."
+            "store", str(error), "Check the path, the rights on it and, for a store, credentials and endpoint."
         )
         return
     finally:
         _remove(folder)
     for failure in failures:
         yield broken(
-            "storage", f"{where}: {failure}", "Shards would be lost or read half. Choose another place with --home."
+            "store", f"{where}: {failure}", "Shards would be lost or read half. Choose another place with --home."
         )
     if not failures:
         case = "" if storage.is_remote(parent) or not _ignores_case(parent) else "; names differ in more than case only"
-        yield ok("storage", f"{where}: files appear whole, replace each other and are listed at once{case}")
+        yield ok("store", f"{where}: files appear whole, replace each other and are listed at once{case}")
     yield _clock(skew)
 
 

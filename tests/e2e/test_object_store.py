@@ -240,3 +240,24 @@ def test_a_connection_lost_in_an_upload_publishes_nothing_and_a_rerun_finishes(
     answer(capsys, cloud, "catalog", "gc", "--older-than-hours", "24", "--delete")
     assert answer(capsys, cloud, "catalog", "gc", "--older-than-hours", "0") == []
     assert answer(capsys, cloud, "catalog", "verify")["problems"] == []
+
+
+def test_doctor_looks_at_a_store_and_a_server_and_says_no_secret(cloud: Home, s3_endpoint: str) -> None:
+    def examined(**environment: str) -> tuple[int, list[dict[str, str]]]:
+        command = [sys.executable, "-m", "infra.cli", *words_of(cloud, ["doctor", "--json"])]
+        command += ["--only", "store", "--only", "catalog"]
+        done = subprocess.run(
+            command, env={**os.environ, **environment}, cwd=REPOSITORY, capture_output=True, text=True, check=False
+        )
+        assert not any(secret in done.stdout + done.stderr for secret in SECRETS) and "Traceback" not in done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    code, found = examined()
+    assert code == 0
+    assert [(f["check"], f["state"]) for f in found] == [(n, "ok") for n in ("lock", "catalog", "store", "clock")]
+    assert storage.list_files(cloud.url) == []
+    with proxied(s3_endpoint) as proxy:
+        proxy.rule = lambda line: 0
+        code, found = examined(AWS_ENDPOINT_URL=proxy.url, AWS_MAX_ATTEMPTS="1")
+    (store,) = [f for f in found if f["check"] == "store"]
+    assert code == 1 and store["state"] == "broken" and cloud.url in store["found"]

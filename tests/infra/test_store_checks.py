@@ -29,15 +29,15 @@ def states(url: str) -> dict[str, list[str]]:
 
 
 def test_a_local_folder_keeps_its_promises_and_the_probe_leaves_nothing(tmp_path: Path) -> None:
-    assert states(str(tmp_path)) == {"storage": ["ok"], "clock": ["ok"]}
+    assert states(str(tmp_path)) == {"store": ["ok"], "clock": ["ok"]}
     found = findings(str(tmp_path / "not" / "yet"))
-    assert "is not there yet" in found["storage"][0].found
+    assert "is not there yet" in found["store"][0].found
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_s3_keeps_its_promises_and_the_probe_leaves_nothing(s3_home: Home) -> None:
-    assert states(s3_home.url) == {"storage": ["ok"], "clock": ["ok"]}
+    assert states(s3_home.url) == {"store": ["ok"], "clock": ["ok"]}
     assert storage.list_files(s3_home.url) == []
 
 
@@ -50,7 +50,7 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="is no folder"):
         findings(str(tmp_path / "file" / "home"))
     found = findings("nosuch://bucket/home")
-    assert [f.state for f in found["storage"]] == ["broken"] and "pip install" in found["storage"][0].found
+    assert [f.state for f in found["store"]] == ["broken"] and "pip install" in found["store"][0].found
 
 
 class Store(MemoryFileSystem):  # type: ignore[misc]
@@ -106,7 +106,7 @@ def store(tmp_path: Path) -> Iterator[str]:
 
 
 def test_the_double_without_a_fault_is_fine(store: str) -> None:
-    assert states(store) == {"storage": ["ok"], "clock": ["ok"]}
+    assert states(store) == {"store": ["ok"], "clock": ["ok"]}
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_the_double_without_a_fault_is_fine(store: str) -> None:
 )
 def test_a_promise_that_is_broken_is_named(store: str, fault: str, sentence: str) -> None:
     Store.fault = fault
-    found = findings(store)["storage"]
+    found = findings(store)["store"]
     assert {f.state for f in found} == {"broken"}
     assert any(sentence in f.found for f in found), found
 

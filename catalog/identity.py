@@ -147,6 +147,6 @@ def caption_set(forms: Iterable[str]) -> str | None:
 def sql_caption_set(form: str) -> str:
     """An aggregate over the distinct, non-empty normal forms of one scene that equals `caption_set`."""
     total, low = f"bit_xor(md5_number({form}))", (1 << 64) - 1
-    # In two halves: DuckDB writes a number of 128 bits in 100 microseconds, and one of 64 in less than one.
+    # In two halves: DuckDB writes a number of 128 bits in 200 microseconds, and one of 64 in less than one.
     text = f"({total} >> 64)::UBIGINT || ':' || ({total} & {low}::UHUGEINT)::UBIGINT"
     return f"CASE WHEN count(*) >= {SET_MIN} THEN {text} END"

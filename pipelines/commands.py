@@ -6,6 +6,7 @@ Owns: the command line of `goodviews ingest`. Does not own: the job (`pipelines.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,8 @@ import typer
 if TYPE_CHECKING:
     from pipelines.ingest import Outcome
     from pipelines.request import IngestConfig, Request
+
+_log = logging.getLogger(__name__)
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -60,6 +63,8 @@ def ingest(
     if dry_run:
         from pipelines.preview import preview
 
+        if request.config.exclude.sets or request.config.max_scenes_per_caption is not None:
+            _log.warning("--dry-run knows neither excluded scenes nor common captions: they take the whole input")
         preview(request, as_json=json, recognised=recognised)
         return
     from infra.home import resolve

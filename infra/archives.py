@@ -11,6 +11,7 @@ import io
 import struct
 import zipfile
 import zlib
+from collections.abc import Callable, Mapping
 from typing import IO, Final, cast
 
 from infra.errors import InputError
@@ -37,31 +38,50 @@ def archive_of(url: str) -> str:
     return url.removeprefix(PREFIX).rpartition("::")[2]
 
 
-def members(file: IO[bytes], archive: str) -> list[str]:
-    """Names of the files in an opened archive, sorted. Raises InputError for one that is damaged or names a file twice."""
-    names = sorted(info.filename for info in _open(file, archive).infolist() if not info.is_dir())
-    twice = next((name for name, following in zip(names, names[1:], strict=False) if name == following), None)
-    if twice is not None:
-        message = f"{archive} holds two files named {twice}, so it is not clear which is meant. Pack it again."
-        raise InputError(message)
-    return names
+def directory(file: IO[bytes], archive: str) -> dict[str, zipfile.ZipInfo]:
+    """Member name -> its entry, of an opened archive. Raises InputError for one that is damaged or names a file twice."""
+    found: dict[str, zipfile.ZipInfo] = {}
+    for info in _opened(lambda: zipfile.ZipFile(file), archive).infolist():
+        if info.is_dir():
+            continue
+        if found.setdefault(info.filename, info) is not info:
+            message = (
+                f"{archive} holds two files named {info.filename}, so it is not clear which is meant. Pack it again."
+            )
+            raise InputError(message)
+    return found
 
 
-def member_size(file: IO[bytes], url: str) -> int:
-    """Size in bytes of a member, unpacked."""
-    return _info(_open(file, archive_of(url)), url).file_size
+def entry(entries: Mapping[str, zipfile.ZipInfo], url: str) -> zipfile.ZipInfo:
+    """The entry of a member. Raises InputError when the archive does not hold it."""
+    name = url.removeprefix(PREFIX).rpartition("::")[0]
+    if name not in entries:
+        raise InputError(f"{archive_of(url)} holds no file {name}. Was the archive replaced?")
+    return entries[name]
 
 
-def open_member(file: IO[bytes], url: str) -> IO[bytes]:
+def open_member(file: IO[bytes], entries: Mapping[str, zipfile.ZipInfo], url: str) -> IO[bytes]:
     """A seekable binary file of the member; closing it closes `file`. Raises InputError when it cannot be read."""
-    archive = _open(file, archive_of(url))
-    info = _info(archive, url)
+    info = entry(entries, url)
     if info.flag_bits & _ENCRYPTED:
         raise InputError(f"{_words(url)} is encrypted. Unpack it yourself and name the file.")
+    archive = _opened(lambda: _Known(file, entries), archive_of(url))
     try:
         return cast(IO[bytes], io.BufferedReader(_Member(archive.open(info), file, url)))
     except _DAMAGE as error:
         raise InputError(f"{_words(url)} cannot be read: {error}. Unpack it yourself and name the file.") from error
+
+
+class _Known(zipfile.ZipFile):
+    """An archive whose directory was read before: parsing it for each of its members costs the square of their number."""
+
+    def __init__(self, file: IO[bytes], entries: Mapping[str, zipfile.ZipInfo]) -> None:
+        self._entries = entries
+        super().__init__(file)
+
+    def _RealGetContents(self) -> None:
+        self.filelist = list(self._entries.values())
+        self.NameToInfo = dict(self._entries)
 
 
 class _Member(io.RawIOBase):
@@ -80,15 +100,15 @@ class _Member(io.RawIOBase):
         try:
             data = self._member.read(len(buffer))
         except _DAMAGE as error:
-            message = (
-                f"{_words(self._url)} is damaged ({error}). The download or the copy was cut short; fetch it again."
-            )
-            raise InputError(message) from error
+            raise _damaged(self._url, error) from error
         buffer[: len(data)] = data
         return len(data)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._member.seek(offset, whence)
+        try:
+            return self._member.seek(offset, whence)  # forward by reading, so it can meet damage too
+        except _DAMAGE as error:
+            raise _damaged(self._url, error) from error
 
     def tell(self) -> int:
         return self._member.tell()
@@ -100,22 +120,18 @@ class _Member(io.RawIOBase):
         super().close()
 
 
-def _open(file: IO[bytes], archive: str) -> zipfile.ZipFile:
+def _damaged(url: str, error: Exception) -> InputError:
+    return InputError(f"{_words(url)} is damaged ({error}). The download or the copy was cut short; fetch it again.")
+
+
+def _opened(make: Callable[[], zipfile.ZipFile], archive: str) -> zipfile.ZipFile:
     try:
-        return zipfile.ZipFile(file)
+        return make()
     except _DAMAGE as error:
         message = (
             f"{archive} is not a whole zip archive ({error}). The download or the copy was cut short; fetch it again."
         )
         raise InputError(message) from error
-
-
-def _info(archive: zipfile.ZipFile, url: str) -> zipfile.ZipInfo:
-    name = url.removeprefix(PREFIX).rpartition("::")[0]
-    try:
-        return archive.getinfo(name)
-    except KeyError as error:
-        raise InputError(f"{archive_of(url)} holds no file {name}. Was the archive replaced?") from error
 
 
 def _words(url: str) -> str:

@@ -17,9 +17,10 @@ import glob as globbing
 import hashlib
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, TypeAlias, cast
+from zipfile import ZipInfo
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -137,8 +138,7 @@ def stamp(url: str) -> str:
 def size(url: str) -> int:
     """Size of the file in bytes. Raises InputError when it is not there."""
     if archives.is_member(url):
-        with open_read(archives.archive_of(url)) as file:
-            return archives.member_size(file, url)
+        return archives.entry(archive_directory(archives.archive_of(url)), url).file_size
     fs, path = filesystem(url)
     with _sentence("read", url):
         return int(os.stat(path).st_size) if isinstance(fs, LocalFileSystem) else int(fs.info(path)["size"])
@@ -168,10 +168,23 @@ def read_range(url: str, start: int, stop: int) -> bytes:
 def open_read(url: str) -> IO[bytes]:
     """A seekable binary file; of a member of a zip archive too (`archives.member_url`)."""
     if archives.is_member(url):
-        return archives.open_member(open_read(archives.archive_of(url)), url)
+        archive = archives.archive_of(url)
+        entries = archive_directory(archive)
+        return archives.open_member(open_read(archive), entries, url)
     fs, path = filesystem(url)
     with _sentence("read", url):
         return cast(IO[bytes], fs.open(path, "rb"))
+
+
+def archive_directory(url: str) -> Mapping[str, ZipInfo]:
+    """Member name -> entry of the zip archive at `url`; read again only when the archive changes."""
+    return _directory(url, stamp(url))
+
+
+@functools.lru_cache(maxsize=4)
+def _directory(url: str, stamped: str) -> Mapping[str, ZipInfo]:
+    with open_read(url) as file:
+        return archives.directory(file, url)
 
 
 def digest(url: str) -> FileRecord:

@@ -7,8 +7,10 @@ Does not own: what is in a file. Invariant: the result depends on which files th
 from __future__ import annotations
 
 import glob
+import logging
 import os
 import posixpath
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -16,6 +18,8 @@ from infra import archives, storage
 from infra.errors import InputError
 from pipelines.sources import Input
 from pipelines.sources.names import nearest
+
+_log = logging.getLogger(__name__)
 
 HIDDEN: Final = (".", "_")
 """Names that begin so are no data by the habit of Hadoop and Spark (`_SUCCESS`, `_temporary`); a path may still name them."""
@@ -35,9 +39,9 @@ def find_inputs(paths: Sequence[str], reads: Callable[[str], bool] | None = None
     for path in paths:
         for url in _expand(path):
             if reads is not None and not reads(posixpath.basename(url)):
-                held = _held(url, reads)
+                held = _held(url, reads, is_named=url == storage.absolute(path))
                 if not held and url == storage.absolute(path):
-                    holds = ", and holds none" if url.endswith(archives.ENDING) else ""
+                    holds = ", and holds none" if url.lower().endswith(archives.ENDING) else ""
                     raise InputError(
                         f"The input {path} is no file that this source reads, by its name{holds}. Leave it out, or name another source."
                     )
@@ -61,16 +65,40 @@ def find_inputs(paths: Sequence[str], reads: Callable[[str], bool] | None = None
             files += [Input(uri=f"{uri}/{name}", url=archives.member_url(url, name)) for name in inside[url]]
         else:
             files.append(Input(uri=uri, url=url))
+    if inside:
+        _refuse_twice(files)
     return root, sorted(files, key=lambda file: file.uri)
 
 
-def _held(url: str, reads: Callable[[str], bool]) -> list[str]:
-    """Members of a zip archive that the source reads; none when it is no archive."""
-    if not url.endswith(archives.ENDING):
+def _held(url: str, reads: Callable[[str], bool], *, is_named: bool) -> list[str]:
+    """Members of a zip archive that the source reads, sorted; none when it is no archive.
+
+    A damaged one that merely lies in a folder is left out, as other files there are; one that was named is an InputError.
+    """
+    if not url.lower().endswith(archives.ENDING):
         return []
-    with storage.open_read(url) as file:
-        names = archives.members(file, url)
+    try:
+        names = sorted(storage.archive_directory(url))
+    except InputError as error:
+        if is_named:
+            raise
+        _log.warning("%s is left out: %s", url, error)
+        return []
     return [n for n in names if reads(posixpath.basename(n)) and not any(_is_hidden(p) for p in n.split("/"))]
+
+
+def _refuse_twice(files: Sequence[Input]) -> None:
+    """Raises InputError for a file that lies beside the archive that holds it: every scene of it would be read twice."""
+    packed: dict[tuple[str, int], str] = {}
+    bases = Counter(posixpath.basename(file.uri) for file in files)
+    alike = [file for file in files if bases[posixpath.basename(file.uri)] > 1]
+    for file in sorted(alike, key=lambda file: not archives.is_member(file.url)):
+        key = (posixpath.basename(file.uri), storage.size(file.url))
+        if key in packed:
+            message = f"{packed[key]} and {file.uri} have one name and one size: the archive and what was unpacked from it? Name one of them."
+            raise InputError(message)
+        if archives.is_member(file.url):
+            packed[key] = file.uri
 
 
 def _real(url: str) -> str:

@@ -1,7 +1,7 @@
 """Pictures that a table carries, as the JPEG that view tars hold.
 
 Owns: what becomes of each encoding. Does not own: where pictures come from, their decoding for an encoder.
-Invariant: a picture that is JPEG keeps its bytes, whatever its name says; any other becomes JPEG by Pillow, whose version is then part
+Invariant: a picture that is JPEG keeps its bytes, whatever its name says; any other becomes JPEG by Pillow, upright, whose version is then part
 of the dataset's; what Pillow cannot read carries no bytes, and its sha256 still tells it apart.
 """
 
@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import PIL
-from PIL import Image
+from PIL import Image, ImageOps
 
 QUALITY: Final = 95
 """Of pictures that were not JPEG; at 95 without chroma subsampling the error is about that of rounding to 8 bits."""
+
+FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+"""Of the web's pictures. Pillow knows more, some of which it hands to programs that a machine may have or not."""
 
 WRITERS: Final = {"pillow": PIL.__version__}
 _JPEG: Final = b"\xff\xd8\xff"
@@ -39,9 +42,13 @@ def carried(raw: bytes) -> Carried:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(raw)) as picture:
-                width, height = picture.size
-                data = raw if raw.startswith(_JPEG) else _as_jpeg(picture)
+            with Image.open(io.BytesIO(raw), formats=FORMATS) as picture:
+                shown: Image.Image = picture
+                data = raw
+                if not raw.startswith(_JPEG):
+                    shown = ImageOps.exif_transpose(picture)
+                    data = _as_jpeg(shown)
+                width, height = shown.size
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning):
         return Carried(data=None, sha256=sha256)
     return Carried(data=data, sha256=sha256, width=width, height=height)

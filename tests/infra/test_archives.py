@@ -6,6 +6,7 @@ import hashlib
 import warnings
 import zipfile
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -27,8 +28,7 @@ def archive(tmp_path: Path) -> Path:
 
 
 def held(path: Path) -> list[str]:
-    with storage.open_read(str(path)) as file:
-        return archives.members(file, str(path))
+    return sorted(storage.archive_directory(str(path)))
 
 
 def test_a_member_is_a_file_like_any_other(archive: Path) -> None:
@@ -101,3 +101,31 @@ def test_encrypted_and_absent_members_are_refused(archive: Path) -> None:
     archive.write_bytes(data)
     with pytest.raises(InputError, match=r"stored\.txt in .* is encrypted"):
         storage.read_bytes(archives.member_url(str(archive), "stored.txt"))
+
+
+def test_damage_is_a_sentence_when_a_reader_seeks_over_it(archive: Path) -> None:
+    data = bytearray(archive.read_bytes())
+    data[data.index(b"as it is")] ^= 1
+    archive.write_bytes(data)
+    url = archives.member_url(str(archive), "stored.txt")
+    with storage.open_read(url) as file, pytest.raises(InputError, match="is damaged"):
+        file.seek(0, 2)
+
+
+def test_the_directory_is_parsed_once_for_all_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "many.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        for number in range(50):
+            file.writestr(f"{number}.txt", str(number))
+    parsed: list[str] = []
+    real = archives.directory
+
+    def directory(file: IO[bytes], url: str) -> dict[str, zipfile.ZipInfo]:
+        parsed.append(url)
+        return real(file, url)
+
+    monkeypatch.setattr(archives, "directory", directory)
+    for number in range(50):
+        url = archives.member_url(str(path), f"{number}.txt")
+        assert storage.size(url) == len(str(number)) and storage.read_bytes(url) == str(number).encode()
+    assert parsed == [str(path)]

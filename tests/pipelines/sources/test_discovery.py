@@ -165,3 +165,26 @@ def test_a_zip_archive_stands_for_the_files_in_it_that_the_source_reads(tree: Pa
     assert [(i.uri, storage.read_bytes(i.url)) for i in named] == [("set.zip/in/5.parquet", b"x")]
     with pytest.raises(InputError, match=r"set\.zip is no file that this source reads, by its name, and holds none"):
         find_inputs([str(tree / "set.zip")], lambda name: name.endswith(".csv"))
+
+
+def test_a_damaged_archive_in_a_folder_changes_nothing_and_a_named_one_fails(
+    tree: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def reads(name: str) -> bool:
+        return name.endswith(".parquet")
+
+    (tree / "pictures.ZIP").write_bytes(b"PK\x03\x04 cut")
+    assert [i.uri for i in find_inputs([str(tree)], reads)[1]] == ALL
+    assert "pictures.ZIP is left out" in caplog.text
+    with pytest.raises(InputError, match="is not a whole zip archive"):
+        find_inputs([str(tree / "pictures.ZIP")], reads)
+
+
+def test_an_archive_beside_what_was_unpacked_from_it_is_refused(tree: Path) -> None:
+    with zipfile.ZipFile(tree / "all.zip", "w") as file:
+        file.writestr("in/2.parquet", b"x")
+    with pytest.raises(InputError, match=r"all\.zip/in/2\.parquet and b/2\.parquet have one name and one size"):
+        find_inputs([str(tree)], lambda name: name.endswith(".parquet"))
+    # Another size is another file, and so are two equal names without an archive.
+    (tree / "b" / "2.parquet").write_bytes(b"xy")
+    assert len(find_inputs([str(tree)], lambda name: name.endswith(".parquet"))[1]) == len(ALL) + 1

@@ -52,3 +52,20 @@ def test_what_is_no_picture_has_a_hash_and_no_bytes(data: bytes) -> None:
 
 def test_a_picture_cut_short_has_no_bytes(png: bytes) -> None:
     assert carried(png[:-30]).data is None
+
+
+@pytest.mark.parametrize("encoding", ["PPM", "ICO", "TGA", "PCX", "SGI", "DDS", "EPS"])
+def test_formats_that_are_none_of_the_web_are_not_opened(encoding: str) -> None:
+    assert carried(encoded(Image.new("RGB", (16, 16)), encoding)).data is None
+
+
+def test_a_turned_picture_becomes_upright() -> None:
+    picture = Image.new("RGB", (16, 8), (255, 0, 0))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    sink = io.BytesIO()
+    picture.save(sink, "WEBP", exif=exif, lossless=True)
+    found = carried(sink.getvalue())
+    assert found.data is not None and (found.width, found.height) == (8, 16)
+    again = Image.open(io.BytesIO(found.data))
+    assert again.size == (8, 16) and 0x0112 not in again.getexif()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 from catalog import lake
 from catalog.shared import NO_BYTES
 from infra.errors import ConfigError, InputError, RejectBudgetError, UsageError
 from infra.home import Home, resolve
 from infra.session import Workers, open_workers
-from pipelines.commands import build_request
+from pipelines.commands import app, build_request
 from pipelines.ingest import Outcome, ingest
 from tests.catalog.datasets import image, put_dataset
 
@@ -241,3 +243,16 @@ def test_a_dataset_cannot_leave_out_itself(home: Home, table: list[str]) -> None
     run(home, table)
     with pytest.raises(UsageError, match="is of the dataset that is ingested"):
         run(home, table, 'exclude.sets=["web:train"]')
+
+
+def test_the_options_of_the_command_are_those_of_the_config(home: Home, table: list[str]) -> None:
+    words = ["table", "--input", table[0], "--dataset", "web", "--home", home.url, "--num-cpus", "0"]
+    words += [word for set_ in SETS for word in ("--set", set_)]
+    words += ["--exclude", "eval:test", "--exclude", "photos", "--max-scenes-per-caption", "9"]
+    done = CliRunner().invoke(app, [*words, "--max-reject-rate", "0", "--json"])
+    assert done.exit_code == 0, done.output
+    facts = json.loads(done.stdout)
+    same = run(home, table, 'exclude.sets=["eval:test","photos"]', "max_scenes_per_caption=9")
+    assert (facts["version"], facts["excluded"]) == (same.version, same.excluded) and same.was_there
+    shown = CliRunner().invoke(app, [*words, "--max-reject-rate", "0"]).stdout
+    assert f"1 scenes of {EVAL} by id" in " ".join(shown.split()) and "; 4 texts" in shown

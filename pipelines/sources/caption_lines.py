@@ -21,7 +21,7 @@ from infra.errors import InputError
 from pipelines.sources import Input
 from pipelines.sources.delimited import BOM, Malformed, encoded, read_csv
 from pipelines.sources.documents import NotJson, encode, name_of, parse, show
-from pipelines.sources.lines import read_lines
+from pipelines.sources.lines import open_text, read_lines
 from pipelines.sources.names import listed
 
 TOKEN: Final = "token"
@@ -33,7 +33,9 @@ PICTURE_COLUMNS: Final = ("image", "image_name", "filename")
 CAPTION_COLUMNS: Final = ("caption", "comment", "raw")
 SPLIT_COLUMN: Final = "split"
 
+_BLOCK_BYTES: Final = 1 << 20
 _PICTURE = re.compile(rb"[^\s/#|,\"]+\.(?:jpe?g|png)", re.IGNORECASE)
+_ROW = re.compile(rb"\n\"?[^\s/#|,\"]+\.(?:jpe?g|png)\"?\s*,", re.IGNORECASE)
 _TOKEN = re.compile(rb"(\S+)#(\d+)\t(.*)", re.DOTALL)
 _PIPED = re.compile(rb"([^|]*?)\s*\|\s*(\d+)\s*\|\s?(.*)", re.DOTALL)
 _PIPED_ONCE = re.compile(rb"([^|]*?)\s*\|\s*(\d)\s+([^|]*)", re.DOTALL)
@@ -65,9 +67,11 @@ def form_of(source: Input) -> str:
     names = [name.strip().lower() for name in first.decode("latin-1").split(",")]
     if set(names) & set(PICTURE_COLUMNS) and set(names) & set(CAPTION_COLUMNS):
         return ANNOTATIONS if "raw" in names else COMMA
-    if _TOKEN.fullmatch(first):
+    if _TOKEN.fullmatch(first) and b"\r" not in first:
         return TOKEN
     shown = "it is empty" if not first else f"its first line is {first[:80]!r}"
+    if b"\r" in first:
+        shown = "its lines end in CR alone; convert them, for example with `tr '\\r' '\\n'`"
     message = f"{source.uri} is no caption file of Flickr8k or Flickr30k: {shown}. Known are `NAME.jpg#0<TAB>caption`, `image,caption` and `image_name| comment_number| comment`."
     raise InputError(message)
 
@@ -75,9 +79,18 @@ def form_of(source: Input) -> str:
 def entries(source: Input, form: str) -> Iterator[Entry]:
     """The captions of a file of that form, in the order of its lines."""
     if form in (TOKEN, PIPED):
-        yield from _unfinished(_matched(source, form))
+        yield from _unfinished(_matched(source, form), form)
     else:
         yield from _tabular(source, is_list=form == ANNOTATIONS)
+
+
+def ends_in_a_line(source: Input) -> bool:
+    """Whether the last line has its line end; a file that was cut short seldom does."""
+    with open_text(source) as file:
+        last = b""
+        while block := file.read(_BLOCK_BYTES):
+            last = block
+    return not last or last.endswith(b"\n")
 
 
 def _lines(source: Input) -> Iterator[bytes]:
@@ -110,12 +123,14 @@ def _words(form: str) -> str:
     return "`NAME.jpg#0<TAB>caption`" if form == TOKEN else "`NAME.jpg| 0| caption`"
 
 
-def _unfinished(every: Iterator[Entry]) -> Iterator[Entry]:
+def _unfinished(every: Iterator[Entry], form: str) -> Iterator[Entry]:
     """A caption with a line break inside is cut by it: the line before one that does not parse is broken as well."""
     before: Entry | None = None
     for entry in every:
         if before is not None:
-            if entry.field == "line" and before.broken is None:
+            # The stray `.jpg.1#0` of Flickr8k names no picture either, but it is no continuation.
+            goes_on = entry.field == "line" or (form == PIPED and entry.picture is None)
+            if goes_on and before.broken is None:
                 cut = "malformed_record: the next line is none of a caption, so this caption may go on in it"
                 before = replace(before, broken=cut)
             yield before
@@ -137,6 +152,12 @@ def _tabular(source: Input, *, is_list: bool) -> Iterator[Entry]:
             continue
         named = None if split is None else encoded(cells[split]).decode("utf-8", "backslashreplace").strip()
         text = encoded(cells[caption])
+        if _ROW.search(text):
+            # A quote that was not closed has taken other rows for a caption; each of them is a text that was lost.
+            for line in text.split(b"\n"):
+                broken = "malformed_record: a quote is not closed, so rows stand inside a caption"
+                yield Entry(row=row, picture=None, field="line", text=line, broken=broken)
+            continue
         found = _listed(text) if is_list else [Entry(row=row, picture=None, field="caption", text=text)]
         for entry in found:
             yield _named(replace(entry, row=row, split=named), encoded(cells[picture]).strip())
@@ -174,4 +195,4 @@ def _named(entry: Entry, picture: bytes) -> Entry:
     if _PICTURE.fullmatch(picture) and picture.isascii():
         return replace(entry, picture=picture.decode())
     broken = f"malformed_record: {picture[:80].decode('utf-8', 'backslashreplace')!r} is no file name of a picture"
-    return replace(entry, broken=entry.broken or broken)
+    return replace(entry, broken=entry.broken or broken, is_mended=False)

@@ -9,7 +9,7 @@ captions come from one file.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
@@ -20,6 +20,7 @@ from pipelines.sources import caption_lines as cl
 from pipelines.sources import flickr_tables as tables
 from pipelines.sources.coco_layouts import KARPATHY, Text, dataset_of, layout_of, pictures
 from pipelines.sources.columns import as_url
+from pipelines.sources.delimited import BOM
 from pipelines.sources.documents import load
 from pipelines.sources.lines import all_lines
 from pipelines.sources.names import NO_WRITERS, base, listed, picture_id
@@ -28,7 +29,7 @@ from pipelines.sources.rows import Builder
 
 PARQUET: Final = "parquet"
 UNLISTED: Final = "rest"
-"""Split of a picture that no list names: 93 of Flickr8k."""
+"""Split of a picture that no list names: 91 of Flickr8k."""
 WHOLE: Final = "all"
 """Split of every picture when nothing says any."""
 
@@ -41,7 +42,9 @@ MEANINGS: Final = {"picture's file name": "scene id, image uri", "caption": "tex
 
 SplitRule: TypeAlias = Callable[[str | None, str | None], str]
 
-_LIST = re.compile(r"(?:.*[._-])?(train|dev|val|validation|test)(?:_?images)?\.txt", re.IGNORECASE)
+_LIST = re.compile(r"(?:.*[._-])?(train|dev|val|validation|test)(?:_?20\d\d)?(?:_?images)?\.txt", re.IGNORECASE)
+_LISTED = re.compile(r"(.*?)(?:#\d+)?", re.DOTALL)
+_ENDING = re.compile(r"\.(?:jpe?g|png)$", re.IGNORECASE)
 _CAPTIONS = re.compile(r".*\.token(?:\.txt)?|.*captions.*\.txt|.*\.csv|dataset_.*\.json|.*\.parquet", re.IGNORECASE)
 _OTHER = re.compile(r".*(?:lemma|annotations\.txt|crowdflower|expert).*", re.IGNORECASE)
 """Lemmatised captions and ratings lie beside the captions of Flickr8k."""
@@ -79,6 +82,8 @@ class _Flickr(Source):
     split: str
     lost: Mapping[str, str]
     "Scene id -> why its captions are rejected."
+    foreign: tuple[re.Pattern[str], str]
+    "Pattern of the scene ids of the sister set, and its name."
 
     bad_passes = 5
     grouped = True
@@ -106,7 +111,9 @@ class _Flickr(Source):
         pieces: list[Piece] = []
         holders: dict[str, str] = {}
         for file in files:
-            left = None if limit is None else limit - sum(piece.stop - piece.start for piece in pieces)
+            left = None if limit is None else limit - len(holders)
+            if left == 0:
+                break
             if file.form == PARQUET:
                 found = tables.pieces(file, left, self._split_rule(file, splits), self._pictures)
             else:
@@ -114,6 +121,9 @@ class _Flickr(Source):
             for piece, ids in found:
                 pieces.append(piece)
                 _claim(holders, ids, file)
+        self._check_names(holders)
+        if splits and limit is None:
+            notes += _check_lists(splits, holders, lists)
         if lists and self.split:
             notes.append(f"split lists are not read, as source.split={self.split!r} names one split for all")
         named = {split for piece in pieces for split in piece.scenes_by_split}
@@ -161,19 +171,31 @@ class _Flickr(Source):
         scenes: dict[str, set[str]] = {}
         mended: list[str] = []
         stop = 0
+        seen: set[str] = set()
         for record in _records(file):
-            if left is not None and record.row >= left:
+            id_ = None if record.picture is None else picture_id(record.picture)
+            if left is not None and len(seen) >= left and id_ not in seen:
                 break
             stop = record.row + 1
-            id_ = None if record.picture is None else picture_id(record.picture)
+            if id_ is not None:
+                seen.add(id_)
             scenes.setdefault(rule(id_, record.split), set()).add(id_ or f"#{record.row}")
             if record.is_mended:
                 mended.append(f"{record.picture} (row {record.row:,})")
+        if left is None and file.form != KARPATHY and not cl.ends_in_a_line(file):
+            notes.append(f"the last line of {file.uri} has no line end; was the file cut short?")
         if mended:
             notes.append(f"{file.uri}: a missing second separator is read as if it were there: {listed(mended)}")
         if stop:
             counts = {split: len(ids) for split, ids in sorted(scenes.items())}
             yield Piece(input=file, start=0, stop=stop, scenes_by_split=counts), set().union(*scenes.values())
+
+    def _check_names(self, ids: Collection[str]) -> None:
+        """Raises InputError when all pictures are of the sister set by their names."""
+        pattern, name = self.foreign
+        if ids and all(pattern.fullmatch(id_) for id_ in ids):
+            message = f"The pictures have names of {name} (such as {min(ids)}.jpg), not of {self.name}. Use the source {name}."
+            raise InputError(message)
 
     def _split_rule(self, file: CaptionFile, splits: Mapping[str, str]) -> SplitRule:
         """(scene id, split that the file says) -> split of the record."""
@@ -185,7 +207,10 @@ class _Flickr(Source):
                 message = f"{file.uri} says the splits itself, and so does {listed([one.uri for one in file.lists])}. Name one of them."
                 raise InputError(message)
             if splits:
-                return splits.get(id_ or "", UNLISTED)
+                return splits.get(_ENDING.sub("", id_ or ""), UNLISTED)
+            if said is not None and not said.strip():
+                message = f"{file.uri} names no split for {id_}, though it names those of others. Fill it in, or name one split for all with source.split."
+                raise InputError(message)
             said = said or file.named_split or WHOLE
             said = SPLIT_NAMES.get(said, said)
             if not SPLIT_PATTERN.fullmatch(said):
@@ -206,6 +231,7 @@ class Flickr8k(_Flickr):
     name = "flickr8k"
     writers = NO_WRITERS
     lost = LOST_OF_FLICKR8K
+    foreign = (re.compile(r"[0-9]{5,}"), "flickr30k")
 
     def reads(self, name: str) -> bool:
         """As both sets do, but parquet."""
@@ -224,6 +250,7 @@ class Flickr30k(_Flickr):
     name = "flickr30k"
     writers = NO_WRITERS
     lost = NOTHING
+    foreign = (re.compile(r"[0-9]{5,}_[0-9a-f]{8,}"), "flickr8k")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -272,18 +299,37 @@ def _form(source: Input) -> tuple[str, str | None]:
 
 
 def _read_lists(lists: Sequence[Input]) -> dict[str, str]:
-    """Scene id -> split. Raises InputError for a picture in two lists of different splits."""
+    """Picture's name without ending -> split. Raises InputError for a picture in two lists of different splits."""
     found: dict[str, str] = {}
     for source in lists:
         match = _LIST.fullmatch(base(source.uri))
         name = match[1].lower() if match else ""
         split = SPLIT_NAMES.get(name, name)
-        for line in all_lines(source):
-            id_ = picture_id(as_url(line.strip()))
+        for number, line in enumerate(all_lines(source)):
+            if number == 0 and line.startswith((b"\xff\xfe", b"\xfe\xff")):
+                raise InputError(f"{source.uri} is UTF-16. Convert it to UTF-8, for example with `iconv`.")
+            listed_as = _LISTED.fullmatch(as_url(line.removeprefix(BOM).strip()))
+            id_ = _ENDING.sub("", picture_id(listed_as[1] if listed_as else ""))
             if id_ and found.setdefault(id_, split) != split:
                 message = f"Picture {id_} is of the split {found[id_]} by one list and of {split} by {source.uri}. A scene has one split; remove it from one list."
                 raise InputError(message)
     return found
+
+
+def _check_lists(splits: Mapping[str, str], ids: Collection[str], lists: Sequence[Input]) -> list[str]:
+    """Notes on what lists and captions do not share. Raises InputError when that is everything: another set's lists."""
+    pictures = {_ENDING.sub("", id_) for id_ in ids}
+    named = pictures & splits.keys()
+    uris = listed([source.uri for source in lists])
+    if pictures and not named:
+        message = f"None of the {len(splits):,} pictures that {uris} name has a caption here, so no split is known. Are they lists of another set?"
+        raise InputError(message)
+    notes = []
+    if absent := len(splits) - len(named):
+        notes.append(f"{absent:,} of {len(splits):,} pictures that {uris} name have no caption here")
+    if rest := len(pictures) - len(named):
+        notes.append(f"{rest:,} pictures are in no list; their split is `{UNLISTED}`")
+    return notes
 
 
 def _claim(holders: dict[str, str], ids: set[str], file: Input) -> None:

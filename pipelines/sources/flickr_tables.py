@@ -109,7 +109,7 @@ def _named(batch: pa.RecordBatch, split: Callable[[str | None, str | None], str]
     ids = [picture_id(name) or None if name else None for name in names]
     said: list[str | None] = [None] * len(ids)
     if SPLIT in batch.schema.names:
-        said = cols.as_text(batch.column(SPLIT))[0].to_pylist()
+        said = cols.as_text(batch.column(SPLIT))[0].fill_null("").to_pylist()
     return ids, [split(id_, one) for id_, one in zip(ids, said, strict=True)]
 
 

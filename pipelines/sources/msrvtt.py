@@ -101,6 +101,8 @@ class MsrVtt(Source):
             if stop or left is None:
                 by_split = {split: len(scenes) for split, scenes in sorted(counts.items())}
                 pieces.append(Piece(input=file, start=0, stop=stop, scenes_by_split=by_split))
+        if self.scene == "video":
+            _refuse_shared_videos(videos)
         notes += self._notes(said, test, set(holders), left_out) + _shared_videos(videos)
         if not texts:
             message = f"{listed([file.uri for file in files])} hold {sum(said.values()):,} clips and no sentence: a copy without captions (`_nosen`). Fetch the annotations that have them."
@@ -168,6 +170,18 @@ class MsrVtt(Source):
                 "all 10,000 clips are of the split train; in the official release 2,990 are test. source.splits=official restores it"
             )
         return notes
+
+
+def _refuse_shared_videos(clips: Mapping[tuple[str, str], int]) -> None:
+    """Raises InputError when clips of one video are in two splits: they cannot be one scene."""
+    splits: dict[str, set[str]] = {}
+    for split, video in clips:
+        if video:
+            splits.setdefault(video, set()).add(split)
+    shared = sorted(video for video, found in splits.items() if len(found) > 1)
+    if shared:
+        message = f"{len(shared):,} videos have clips in several splits (such as {shared[0]}), so source.scene=video would put one scene into two. Use source.scene=clip, or the official split, in which no video is in two."
+        raise InputError(message)
 
 
 def _shared_videos(clips: Mapping[tuple[str, str], int]) -> list[str]:

@@ -258,9 +258,16 @@ def test_lemmas_and_ratings_are_not_read() -> None:
     assert not Flickr8k().reads("x.parquet")
 
 
-def test_a_limit_counts_rows(write_text: Any, read_whole: Any) -> None:
-    for limit in range(1, 8):
-        assert len(read_whole(Flickr30k(), write_text("results.csv", PIPED), limit=limit).texts) == min(limit, 6)
+@pytest.mark.parametrize("name", ["results.csv", "Flickr8k.token.txt", "dataset_x.json"])
+def test_a_limit_counts_pictures_and_never_cuts_one(name: str, write_text: Any, read_whole: Any) -> None:
+    for limit in range(1, 5):
+        whole = read_whole(Flickr30k(), write_text(name, FORMS[name]), limit=limit)
+        assert texts_by_scene(whole) == dict(list(WANTED.items())[:limit])
+
+
+def test_a_limit_counts_pictures_over_files(write_text: Any, read_whole: Any) -> None:
+    paths = [write_text("a.token", TOKEN), write_text("b.token", TOKEN.replace(b"_", b"_9").replace(b"3000", b"3001"))]
+    assert len(set(read_whole(Flickr30k(), *paths, limit=4).ids)) == 4
 
 
 def test_a_split_that_cannot_be_one_is_refused(write_text: Any, inputs: Any) -> None:
@@ -290,3 +297,78 @@ def test_folders_do_not_matter(write_text: Any, read_whole: Any, tmp_path: Path)
     first = read_whole(Flickr30k(), write_text("a/results.csv", PIPED))
     second = read_whole(Flickr30k(), write_text("b/results.csv", PIPED))
     assert first.records == second.records and first.texts == second.texts
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xef\xbb\xbf1000_ab.jpg\n",
+        b"1000_ab.jpg#0\n1000_ab.jpg#1\n",
+        b"1000_ab.JPG\n",
+        b"1000_ab\n",
+        b" 1000_ab.jpg \r\n\n",
+    ],
+)
+def test_a_list_names_pictures_in_any_spelling(data: bytes, write_text: Any, read_whole: Any) -> None:
+    paths = [write_text("Flickr8k.token.txt", TOKEN), write_text("test_2016_images.txt", data)]
+    assert Flickr30k().reads("test_2016_images.txt")
+    whole = read_whole(Flickr30k(), *paths)
+    splits = {r["source_id"]: r["split"] for r in whole.records}
+    assert splits == {"1000_ab": "test", "2000_cd": "rest", "3000": "rest"}
+    assert any("2 pictures are in no list" in note for note in whole.survey.notes)
+
+
+def test_a_list_of_another_set_is_refused(write_text: Any, inputs: Any, read_whole: Any) -> None:
+    token = write_text("Flickr8k.token.txt", TOKEN)
+    with pytest.raises(InputError, match="None of the 1 pictures that train.txt name has a caption here"):
+        Flickr30k().survey(inputs(token, write_text("train.txt", b"77.jpg\n")), None)
+    with pytest.raises(InputError, match=r"train\.txt is UTF-16"):
+        Flickr30k().survey(inputs(token, write_text("train.txt", "1000_ab.jpg\n".encode("utf-16"))), None)
+    whole = read_whole(Flickr30k(), token, write_text("train.txt", b"77.jpg\n3000.jpg\n"))
+    assert any("1 of 2 pictures that train.txt name have no caption here" in note for note in whole.survey.notes)
+
+
+def test_a_continuation_with_a_separator_in_it_never_leaves_half_a_caption(write_text: Any, read_whole: Any) -> None:
+    cut = PIPED.replace(b"| A dog runs .", b"| A dog and\n2 men| 3 dogs run")
+    whole = read_whole(Flickr30k(), write_text("results.csv", cut))
+    assert [reason for _, reason in rejected(whole)] == ["malformed_record"] * 2
+    assert not any("separator" in note for note in whole.survey.notes)
+
+
+def test_rows_that_an_open_quote_swallowed_are_rejects_one_by_one(write_text: Any, read_whole: Any) -> None:
+    data = b'image,caption\na.jpg,"A dog runs\nb.jpg,A cat sits\nc.jpg,A sign says stop"\nd.jpg,"A\nbird"\n'
+    whole = read_whole(Flickr8k(), write_text("captions.txt", data))
+    assert [text for text, _ in rejected(whole)] == [b"A dog runs", b"b.jpg,A cat sits", b"c.jpg,A sign says stop"]
+    assert texts_by_scene(whole)["d"] == [b"A\nbird"]
+
+
+def test_a_file_without_its_last_line_end_may_be_cut(write_text: Any, read_whole: Any) -> None:
+    for name in ("results.csv", "r.token", "captions.txt"):
+        data = {"results.csv": PIPED, "r.token": TOKEN, "captions.txt": COMMA}[name]
+        assert not any("cut short" in n for n in read_whole(Flickr30k(), write_text(name, data)).survey.notes)
+        assert any("cut short" in n for n in read_whole(Flickr30k(), write_text(name, data[:-1])).survey.notes)
+
+
+def test_the_sister_set_is_refused_by_the_names_of_its_pictures(write_text: Any, inputs: Any) -> None:
+    eight = write_text("a.token", b"1000268201_693b08cb0e.jpg#0\tA child\n")
+    thirty = write_text("b.token", b"1000268201.jpg#0\tA child\n")
+    with pytest.raises(InputError, match=r"names of flickr8k \(such as 1000268201_693b08cb0e\.jpg\), not of flickr30k"):
+        Flickr30k().survey(inputs(eight), None)
+    with pytest.raises(InputError, match="Use the source flickr30k"):
+        Flickr8k().survey(inputs(thirty), None)
+    assert Flickr8k().survey(inputs(eight), None).pieces and Flickr30k().survey(inputs(thirty), None).pieces
+
+
+def test_a_blank_split_beside_others_is_refused(write_text: Any, write_parquet: Any, inputs: Any) -> None:
+    blank = write_text("a.csv", ANNOTATIONS.replace(b",val,", b",,"))
+    with pytest.raises(InputError, match="names no split for 2000_cd"):
+        Flickr30k().survey(inputs(blank), None)
+    columns = {"caption": [["a"]] * 2, "filename": ["a.jpg", "b.jpg"], "split": ["train", None]}
+    with pytest.raises(InputError, match="names no split for b"):
+        Flickr30k().survey(inputs(write_parquet("x.parquet", pa.table(columns))), None)
+    assert Flickr30k(split="test").survey(inputs(blank), None).pieces
+
+
+def test_lines_that_end_in_cr_alone_are_refused(write_text: Any, inputs: Any) -> None:
+    with pytest.raises(InputError, match="its lines end in CR alone"):
+        Flickr30k().survey(inputs(write_text("a.token", TOKEN.replace(b"\n", b"\r"))), None)

@@ -175,3 +175,11 @@ def test_two_lists_and_wrong_options_are_refused(files: list[Path], write_text: 
 def test_a_limit_counts_clips(files: list[Path], read_whole: Any) -> None:
     for limit in range(1, 6):
         assert len(read_whole(MsrVtt(), *files, limit=limit).records) == min(limit, 4)
+
+
+def test_one_video_in_two_splits_is_no_scene(files: list[Path], write_text: Any, inputs: Any) -> None:
+    videos = [video(0, "train"), video(1, "test")]
+    path = write_text("a.json", document(videos, [sentence(n, n) for n in range(2)]))
+    with pytest.raises(InputError, match=r"1 videos have clips in several splits \(such as https://v/0\)"):
+        MsrVtt(scene="video").survey(inputs(path), None)
+    assert MsrVtt(scene="video").survey(inputs(*files), None).pieces

@@ -155,7 +155,7 @@ def _refuse_repeated_ids(batch: Batch, origin: Origin) -> None:
     repeated = counts.filter(pc.greater(counts.field("counts"), 1))
     if len(repeated):
         name = repeated[0]["values"].as_py()
-        message = f"The id {name!r} of {origin.dataset} stands in several rows, but its ids are said to be unique. Leave `source.unique` out, so that rows of one id become one scene."
+        message = f"The id {name!r} of {origin.dataset} stands in several rows, though each row is a scene of its own. Rename one; in a table leave `source.unique` out, so that rows of one id become one scene."
         raise IntegrityError(message)
 
 

@@ -2,12 +2,16 @@
 
 Owns: its two layouts (parquet with pictures inside; pictures with a `metadata.jsonl` beside them), which of its texts are captions.
 Does not own: the encoding of pictures (`pictures`).
-Invariant: a scene is named by its picture's file name, since rows are sorted as text (image_0, image_1, image_10) and a row number
-would name another picture in another copy. The first text is the caption; descriptions of page and section are contexts.
+Invariant: a scene is named by its picture's path without ending, or by the picture's hash where no path is known, since rows are
+sorted as text (image_0, image_1, image_10) and a row number would name another picture in another copy. A row is a scene of its own,
+and two of one name fail. The first text is the caption; descriptions of page and section are contexts.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -59,7 +63,7 @@ class Wit(Source):
 
     name = "wit"
     bad_passes = 5
-    grouped = True
+    grouped = False
     needs_input = True
     repairs_byte_escapes = False
     writers = NO_WRITERS
@@ -90,7 +94,7 @@ class Wit(Source):
             meanings[TEXT] = "text:human, then text:alt"
         layout = "parquet" if tables else "pictures with metadata.jsonl"
         rows = sum(piece.stop - piece.start for piece in pieces)
-        return Survey(format=f"WIT ({layout}), {rows:,} rows", pieces=pieces, columns=meanings, cuttable=bool(tables))
+        return Survey(format=f"WIT ({layout}), {rows:,} rows", pieces=pieces, columns=meanings)
 
     def read(self, piece: Piece) -> Iterator[Batch]:
         """Rows of one piece."""
@@ -133,9 +137,7 @@ class Wit(Source):
             if picture.type.get_field_index("path") >= 0:
                 paths = cols.as_text(pc.struct_field(picture, "path"))[0].to_pylist()
             columns: dict[str, Any] = {
-                "source_id": pa.array(
-                    [_stem(p) or f"{source.uri}#{n}" for p, n in zip(paths, numbers, strict=True)], pa.large_string()
-                ),
+                "source_id": pa.array(_ids(paths, picture), pa.large_string()),
                 "split": cols.constant(FALLBACK_SPLIT, count),
                 "source_uri": cols.constant(source.uri, count),
                 "source_row": pa.array(numbers),
@@ -155,34 +157,28 @@ class Wit(Source):
     def _of_listings(self, listings: Sequence[Input], every: Sequence[Input], limit: int | None) -> list[Piece]:
         pieces: list[Piece] = []
         for listing in listings:
+            left = None if limit is None else limit - sum(piece.stop - piece.start for piece in pieces)
+            names = [_file_name(value) for _, (_, _, value) in zip(_numbers(left), json_lines(listing), strict=False)]
             folder = listing.uri[: -len(METADATA)]
-            beside = tuple(
-                i for i in every if i.uri.startswith(folder) and i.uri.lower().endswith(PICTURE_ENDS) and self.pictures
-            )
+            named = {folder + name for name in names if name}
+            beside = tuple(i for i in every if i.uri in named and self.pictures)
             source = Listing(uri=listing.uri, url=listing.url, pictures=beside)
-            left = None if limit is None else limit - sum(piece.stop for piece in pieces)
-            stop = 0
-            for row, _, _ in json_lines(source):
-                if left is not None and row >= left:
-                    break
-                stop = row + 1
-            if stop:
-                pieces.append(Piece(input=source, start=0, stop=stop, scenes_by_split={FALLBACK_SPLIT: stop}))
+            step = PICTURE_ROWS if self.pictures else feet.PIECE_ROWS
+            for start in range(0, len(names), step):
+                stop = min(start + step, len(names))
+                counts = {FALLBACK_SPLIT: stop - start}
+                pieces.append(Piece(input=source, start=start, stop=stop, scenes_by_split=counts))
         return pieces
 
     def _read_listing(self, source: Listing, start: int, stop: int) -> Iterator[Batch]:
         folder = source.uri[: -len(METADATA)]
         urls = {picture.uri.removeprefix(folder): picture.url for picture in source.pictures}
         builder = Builder(source.uri)
-        for row, raw, value in json_lines(source):
-            if row < start:
-                continue
-            if row >= stop:
-                break
+        for row, (_, raw, value) in enumerate(itertools.islice(json_lines(source), start, stop), start):
             if builder.is_full:
                 yield builder.build()
-            name = value.get("file_name") if isinstance(value, dict) else None
-            if isinstance(value, str) or not isinstance(name, str) or not _stem(name):
+            name = _file_name(value)
+            if not isinstance(value, dict) or not name:
                 detail = value if isinstance(value, str) else "no `file_name` of a picture"
                 builder.malformed(FALLBACK_SPLIT, row, raw, detail)
                 continue
@@ -219,6 +215,26 @@ def _contexts(column: pa.Array) -> cols.Strand:
     return replace(strand, record=strand.record[mask], field=strand.field[mask], text=strand.text.filter(there))
 
 
+def _ids(paths: Sequence[str | None], picture: pa.Array) -> list[str | None]:
+    """The path without ending; where there is none, the sha256 of the picture; null without either."""
+    if all(paths):
+        return [_stem(path) for path in paths]
+    data = pc.struct_field(picture, "bytes").to_pylist()
+    hashes = [None if raw is None else hashlib.sha256(raw).hexdigest() for raw in data]
+    return [_stem(path) or found for path, found in zip(paths, hashes, strict=True)]
+
+
+def _file_name(value: Any) -> str:
+    """`image_1.jpg` of an object of the listing; nothing when it names no picture."""
+    name = value.get("file_name") if isinstance(value, dict) else None
+    return posixpath.normpath(name) if isinstance(name, str) and _stem(name) else ""
+
+
+def _numbers(limit: int | None) -> Iterator[int]:
+    """0, 1, ... up to the limit."""
+    return itertools.count() if limit is None else iter(range(max(0, limit)))
+
+
 def _stem(path: str | None) -> str:
-    """`image_10` of `images/image_10.jpg`."""
-    return path.rsplit("/", 1)[-1].rpartition(".")[0] if path else ""
+    """`folder/image_10` of `folder/image_10.jpg`; nothing without an ending."""
+    return path.rpartition(".")[0].removeprefix("./") if path and "." in path.rsplit("/", 1)[-1].lstrip(".") else ""

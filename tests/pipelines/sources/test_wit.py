@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from infra.errors import InputError
+from infra.errors import InputError, IntegrityError
+from infra.home import resolve
+from infra.session import open_workers
+from pipelines.commands import build_request
+from pipelines.ingest import Outcome, ingest
+from pipelines.sources import wit
 from pipelines.sources.wit import Wit
 
 STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -86,6 +92,43 @@ def test_lines_that_do_not_parse_are_rejects(write_text: Any, read_whole: Any) -
     data = b'{"file_name": "a.jpg", "text": [1]}\nnot json\n{"text": ["x"]}\n[1]\n'
     whole = read_whole(Wit(pictures=False), write_text("metadata.jsonl", data))
     assert [t["broken"].partition(":")[0] for t in whole.texts] == ["malformed_record"] * 4
+
+
+def test_two_rows_of_one_name_fail_and_folders_tell_pictures_apart(tmp_path: Path, jpeg: bytes) -> None:
+    def ingested(name: str, lines: list[dict[str, Any]]) -> Outcome:
+        root = tmp_path / name
+        root.mkdir()
+        (root / "metadata.jsonl").write_text("\n\n".join(map(json.dumps, lines)))
+        for line in lines:
+            (root / line["file_name"]).parent.mkdir(exist_ok=True)
+            (root / line["file_name"]).write_bytes(jpeg)
+        request = build_request("wit", [str(root)], None, None, [], 0.2)
+        with open_workers(address=None, num_cpus=0) as workers:
+            return ingest(request, resolve(str(tmp_path / f"home-{name}")), workers)
+
+    apart = ingested("apart", [{"file_name": f"{f}/1.jpg", "text": ["a"]} for f in ("a", "./b")])
+    assert (apart.scenes, apart.texts_kept) == (2, 2)
+    with pytest.raises(IntegrityError, match="'a/1'"):
+        ingested("same", [{"file_name": f"a/1.{end}", "text": ["a"]} for end in ("jpg", "png")])
+
+
+def test_pictures_are_read_in_pieces_and_only_those_that_are_named(
+    write_text: Any, read_whole: Any, read_pieces: Any, jpeg: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wit, "PICTURE_ROWS", 2)
+    lines = [json.dumps({"file_name": f"{n}.jpg", "text": [f"text {n}"]}) for n in range(5)]
+    paths = [write_text("w/metadata.jsonl", "\n".join(lines).encode())]
+    paths += [write_text(f"w/{n}.jpg", jpeg) for n in (*range(5), 99)]
+    whole = read_whole(Wit(), *paths)
+    assert [(p.start, p.stop) for p in whole.survey.pieces] == [(0, 2), (2, 4), (4, 5)]
+    assert whole.ids == ["0", "1", "2", "3", "4"]
+    assert "99.jpg" not in {file.uri for piece in whole.survey.pieces for file in piece.input.files}
+
+
+def test_a_picture_without_a_path_is_named_by_its_hash(write_parquet: Any, read_whole: Any, jpeg: bytes) -> None:
+    pictures = pa.array([{"bytes": jpeg, "path": None}, {"bytes": b"x", "path": "a.jpg"}, None], STRUCT)
+    path = write_parquet("train.parquet", pa.table({"image": pictures, "text": ["a", "b", "c"]}))
+    assert read_whole(Wit(), path).ids == [hashlib.sha256(jpeg).hexdigest(), "a", None]
 
 
 def test_neither_or_both_layouts_are_refused(

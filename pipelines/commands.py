@@ -61,8 +61,12 @@ def ingest(
         dataset = dataset or "unnamed"
     request = build_request(source, input or [], dataset, config, sets, max_reject_rate)
     if dry_run:
+        from infra.home import resolve
+        from pipelines import exclusion
         from pipelines.preview import preview
 
+        # A set that is not there fails now, as it would in the job.
+        exclusion.resolve(resolve(home, catalog), request.dataset, request.config.exclude)
         if request.config.exclude.sets or request.config.max_scenes_per_caption is not None:
             _log.warning("--dry-run knows neither excluded scenes nor common captions: they take the whole input")
         preview(request, as_json=json, recognised=recognised)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from trainer.theory_grid import GridConfig, Verdict
 
 app = typer.Typer(
@@ -72,6 +74,60 @@ def verify(
         raise IntegrityError(
             f"On these worlds it does not hold that {'; nor that '.join(failures)}. The rows are in the catalog as {theory_id}."
         )
+
+
+@app.command()
+def bridge(
+    seeds: Annotated[int, typer.Option(help="Trainings of each kind.")] = 3,
+    weight: Annotated[list[float] | None, typer.Option(help="Of SIGReg; several times [default: 1, 4, 16].")] = None,
+    steps: Annotated[int, typer.Option(help="Of a training.")] = 1200,
+    batch: Annotated[int, typer.Option(help="Pairs a step.")] = 1024,
+    seed: Annotated[int, typer.Option(help="Of the grid that the world is taken from.")] = 0,
+    json: _Json = False,
+    home: _Home = None,
+    catalog: _Catalog = None,
+) -> None:
+    """Train a small network with LeJEPA on both arms of one world, and record how far it is from the closed form."""
+    import dataclasses
+
+    from catalog.theory import Check, record_check
+    from infra.home import resolve
+    from trainer import finite_bridge
+
+    config = finite_bridge.BridgeConfig(
+        seeds=seeds, steps=steps, batch=batch, seed=seed, weights=tuple(weight or finite_bridge.WEIGHTS)
+    )
+    where = resolve(home, catalog)
+    found = []
+    for one in finite_bridge.run_bridge(config):
+        found.append(one)
+        angles = ", ".join(f"{angle:.1f}" for angle in one.angles)
+        print(f"{one.kind}, seed {one.seed}: angles {angles} degrees, error {one.error:.3f}", file=sys.stderr)
+    result = finite_bridge.summary(config, found)
+    points = finite_bridge.points(found)
+    check = Check(kind="bridge", seed=seed, config=dataclasses.asdict(config), result=result, points=points)
+    theory_id = record_check(where, check)
+    if json:
+        _print_json({"theory_id": theory_id, **result, "series": points})
+    else:
+        _print_bridge(points)
+
+
+def _print_bridge(points: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
+    import statistics
+
+    from rich.console import Console
+    from rich.table import Table
+
+    names = {"largest angle": "", "excess loss": "excess", "nuisance": "lost", "error": "error", "exact error": "exact_error"}  # fmt: skip
+    table = Table(box=None, pad_edge=False)
+    for name in ("kind", *names):
+        table.add_column(name, overflow="fold")
+    for kind, members in points.items():
+        largest = f"angle_{sum(name.startswith('angle_') for name in members[0])}"
+        means = [statistics.fmean(point[name or largest] for point in members) for name in names.values()]
+        table.add_row(kind, *(f"{mean:.{1 if i == 0 else 3}f}" for i, mean in enumerate(means)))
+    Console(soft_wrap=True).print(table)
 
 
 @app.command()

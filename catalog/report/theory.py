@@ -7,7 +7,8 @@ Invariant: every mark is a number of the catalog; the newest check of a kind is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from catalog.report import drawing
@@ -33,12 +34,14 @@ def theory(checks: Mapping[str, Check]) -> Section:
     pieces: list[Piece] = []
     if (grid := checks.get("grid")) is not None:
         pieces += [threshold_figure(grid), _regimes(grid), _mismatches(grid)]
+    if (bridge := checks.get("bridge")) is not None:
+        pieces += [bridge_figure(bridge), _trained(bridge)]
     return Section(
         anchor="theory",
         title="When must two encoders agree?",
         lead="On a finite world the best whitening encoder is known exactly: the eigenfunctions of who is paired with whom. Two modalities whose views share "
         "nothing but the state have the same ones, up to a rotation. Views that also share a nuisance spend a direction on it as soon as it is kept more "
-        "strongly (beta) than the last direction of the world (alpha).",
+        "strongly (beta) than the last direction of the world (alpha). A network that is trained with LeJEPA on such a world shows how near training comes.",
         pieces=pieces,
         query="SELECT series, point, name, value FROM theory_values WHERE series IN ('below', 'above', 'special') ORDER BY ALL",
         absent="No check of the theorems is in the catalog yet. `goodviews theory verify` makes one.",
@@ -140,6 +143,85 @@ def _mismatches(check: Check) -> Table:
             ("most", lambda row: _rounding(result[f"{row[2]}_max"])),
         ],
         rows,
+    )
+
+
+# --- trained encoders ---------------------------------------------------------------------------------------------
+
+
+def bridge_figure(check: Check) -> Figure:
+    """Principal angles to the closed form, and what the learned spans are made of, an arm a column."""
+    kinds = check.result["kinds"]
+    colours = dict(zip(dict.fromkeys(kind["weight"] for kind in kinds), KIND_COLOURS, strict=False))
+    with drawing.style():
+        canvas = drawing.canvas(5.8)
+        grid = canvas.subplots(2, 2, sharey="row", squeeze=False)
+        for column, arm in enumerate(("good", "bad")):
+            for kind in kinds:
+                if kind["arm"] == arm and (found := check.points.get(kind["name"])):
+                    label, colour = _kind_name(kind["weight"]), colours.get(kind["weight"], INK)
+                    _kind_lines(grid[0, column], found, "angle_", label, colour)
+                    _kind_lines(grid[1, column], found, "share_", label, colour)
+            grid[0, column].set_title(f"{arm} views")
+            grid[0, column].set_xlabel("principal angle to the closed form")
+            grid[1, column].set_xlabel("eigenfunction of the pairs, strongest first")
+            grid[1, column].axvline(check.config["dims"] + 0.5, color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
+        grid[0, 0].set_ylabel("degrees")
+        grid[0, 0].set_ylim(0, 90)
+        grid[1, 0].set_ylabel("share in the span")
+        grid[1, 0].set_ylim(-0.03, 1.05)
+        canvas.legend(handles=grid[0, 0].get_legend_handles_labels()[0], loc="outside upper left", ncols=4, frameon=False, fontsize=9.5)  # fmt: skip
+        return drawing.finished(
+            canvas,
+            name="theory-bridge",
+            alt=f"Principal angles between trained and closed-form encoders, for {', '.join(kind['name'] for kind in kinds)}; and the shares of eigenfunctions in what they learned.",
+            caption="Read off: with a whitening penalty the network learns the span of the closed form (angles near 0, shares of 1 left of the dashed line and 0 right "
+            "of it). SIGReg leaves it, the further the larger its weight: it buys Gaussian directions with weaker eigenfunctions and with nuisance. A line is the mean over seeds, a dot a "
+            "seed (mean of two modalities); functions of equal strength share their mean.",
+        )
+
+
+KIND_COLOURS: Final = ("#7f7f7f", "#56b4e9", "#0072b2", "#332288", "#aa4499", "#d55e00")
+"Of the control, and of SIGReg's weights in their order."
+
+
+def _kind_name(weight: float | None) -> str:
+    return "whitening" if weight is None else f"SIGReg, w {weight:g}"
+
+
+def _kind_lines(axes: Axes, found: Sequence[Mapping[str, float]], prefix: str, label: str, colour: str) -> None:
+    places = range(1, 1 + sum(name.startswith(prefix) for name in found[0]))
+    means = [statistics.fmean(point[f"{prefix}{i}"] for point in found) for i in places]
+    axes.plot(list(places), means, color=colour, linewidth=1.4, label=label)
+    for point in found:
+        axes.scatter(list(places), [point[f"{prefix}{i}"] for i in places], s=14, color=colour, linewidths=0)
+    axes.set_xticks(list(places))
+
+
+def _trained(check: Check) -> Table:
+    dims = check.config["dims"]
+
+    def spread(name: str, digits: int) -> Callable[[Any], str]:
+        def cell(item: tuple[str, Sequence[Mapping[str, float]]]) -> str:
+            values = [point[name] for point in item[1]]
+            off = f" ±{statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+            return f"{statistics.fmean(values):.{digits}f}{off}"
+
+        return cell
+
+    return table(
+        f"Trained on one world, {check.config['seeds']} seeds, mean and standard deviation over seeds; beta {check.result['beta']:.3f}",
+        [
+            ("arm and loss", lambda item: item[0]),
+            ("largest angle, degrees", spread(f"angle_{dims}", 1)),
+            ("second largest", spread(f"angle_{dims - 1}", 1)),
+            ("JEPA loss over the least", spread("excess", 3)),
+            ("directions lost", spread("lost", 3)),
+            ("alignment error", spread("error", 3)),
+            ("of the closed forms", lambda item: f"{item[1][0]['exact_error']:.3f}"),
+            ("least variance as trained", spread("least_variance", 2)),
+        ],
+        [(kind["name"], check.points[kind["name"]]) for kind in check.result["kinds"] if kind["name"] in check.points],
     )
 
 

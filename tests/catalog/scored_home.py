@@ -333,10 +333,32 @@ def grid_check() -> Check:
     return Check(kind="grid", seed=5, config=config, result=result, points=points)
 
 
+def bridge_check() -> Check:
+    """Trained encoders of two seeds, one kind an arm beside the control."""
+    names = {
+        "excess": 0.5,
+        "lost": 0.25,
+        "error": 1.5,
+        "exact_error": 0.0,
+        "least_variance": 0.75,
+        "most_variance": 1.0,
+    }
+    kinds = []
+    points = {}
+    for arm in ("good", "bad"):
+        for name, weight, angle in (("whitening", None, 2.0), ("SIGReg, w 4", 4.0, 30.0)):
+            kinds.append({"name": f"{arm}: {name}", "arm": arm, "weight": weight})
+            angles = {"angle_1": angle / 2, "angle_2": angle, "share_1": 0.9, "share_2": 0.8, "share_3": 0.3}
+            points[f"{arm}: {name}"] = [{**names, **angles, "seed": float(s), "angle_2": angle + s} for s in (0, 1)]
+    result = {"beta": 0.625, "kinds": kinds}
+    return Check(kind="bridge", seed=5, config={"dims": 2, "seeds": 2}, result=result, points=points)
+
+
 def full_home(folder: Path) -> Scored:
     """The toy world with all of it."""
     at = toy_home(folder)
     add_runs(at)
     add_scores(at)
     record_check(at.home, grid_check())
+    record_check(at.home, bridge_check())
     return at

@@ -33,7 +33,7 @@ from tests.catalog import scored_home
 from tests.catalog.scored_home import Scored
 
 SECTIONS = ["alignment", "retrieval", "pairs", "probes", "gallery", "neighbours", "trainings", "data", "theory"]
-FIGURES = ["alignment", "alignment-by-samples", "retrieval", "pairs", "probes", "loss", "effective-rank", "captions-per-scene", "rejects", "theory-threshold"]  # fmt: skip
+FIGURES = ["alignment", "alignment-by-samples", "retrieval", "pairs", "probes", "loss", "effective-rank", "captions-per-scene", "rejects", "theory-threshold", "theory-bridge"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +163,10 @@ def test_the_check_of_the_theorems_is_shown_case_by_regime(page: str) -> None:
     ]
     bounds = reader.table("Worlds that pair their states otherwise: 0 errors")
     assert [list(row.values())[1:] for row in bounds] == [["7", "1.3e-02", "2.5e-01"], ["8", "2.0e-03", "1.8e-02"]]
+    trained = reader.table("Trained on one world, 2 seeds")
+    assert [row["arm and loss"] for row in trained] == [f"{a}: {n}" for a in ("good", "bad") for n in ("whitening", "SIGReg, w 4")]  # fmt: skip
+    assert [row["largest angle, degrees"] for row in trained] == ["2.5 ±0.7", "30.5 ±0.7"] * 2
+    assert [(row["second largest"], row["alignment error"]) for row in trained] == [("1.0 ±0.0", "1.500 ±0.000"), ("15.0 ±0.0", "1.500 ±0.000")] * 2  # fmt: skip
 
 
 def test_every_section_and_figure_is_there(written: Report) -> None:
@@ -249,7 +253,9 @@ def test_text_from_outside_is_text(tmp_path: Path) -> None:
     write_report(at.home, ReportConfig(out=str(tmp_path / "out"), title=f"Title {NASTY}"))
     html = (tmp_path / "out" / "index.html").read_text()
     figures = sorted((tmp_path / "out").glob("*.svg"))
-    assert {path.stem for path in figures} == {*FIGURES} - {"rejects", "theory-threshold"}, "neither is here"
+    assert {path.stem for path in figures} == {*FIGURES} - {"rejects", "theory-threshold", "theory-bridge"}, (
+        "none is here"
+    )
     for path in figures:
         ElementTree.parse(path)
     reader = Reader(html)

@@ -70,6 +70,38 @@ def test_a_claim_that_fails_ends_with_1_after_its_rows_are_kept(
         assert reader.rows("SELECT kind FROM main.theory") == [("grid",)]
 
 
+def test_plot_draws_what_is_recorded_and_says_when_nothing_is(
+    home: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert goodviews(["theory", "verify", *SMALL, "--home", home]) == 0
+    capsys.readouterr()
+    assert goodviews(["theory", "plot", "--out", str(tmp_path / "plots"), "--home", home]) == 0
+    written = capsys.readouterr().out.splitlines()
+    assert [Path(path).name for path in written] == ["theory-threshold.svg", "theory-threshold.png"]
+    assert Path(written[1]).read_bytes().startswith(b"\x89PNG")
+    assert goodviews(["theory", "bridge", "--seeds", "0", "--home", home]) == 2
+    with lake.writing(resolve(home)) as writer:
+        writer.connection.execute("DELETE FROM main.theory")
+    assert goodviews(["theory", "plot", "--home", home]) == 1
+    assert "Run `goodviews theory verify` first" in capsys.readouterr().err
+
+
+def test_bridge_trains_both_arms_and_records_them(home: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["theory", "bridge", "--seeds", "2", "--weight", "4", "--steps", "4", "--batch", "64", "--home", home]
+    assert goodviews([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    kinds = [f"{arm}: {loss}" for arm in ("good", "bad") for loss in ("whitening", "SIGReg, w 4")]
+    assert [kind["name"] for kind in found["kinds"]] == kinds
+    for kind in kinds:
+        assert [point["seed"] for point in found["series"][kind]] == [0, 1]
+        exact = 0 if kind.startswith("good") else 4
+        assert [point["exact_error"] for point in found["series"][kind]] == pytest.approx([exact] * 2, abs=1e-10)
+    with lake.reading(resolve(home)) as reader:
+        check = latest_checks(reader)["bridge"]
+    assert check.points == {kind: found["series"][kind] for kind in kinds}
+    assert (check.theory_id, check.result["beta"]) == (found["theory_id"], found["beta"])
+
+
 def test_settings_without_a_meaning_are_one_sentence(home: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert goodviews(["theory", "verify", "--states", "5", "--home", home]) == 2
     assert "Give at least 6 with --states" in capsys.readouterr().err

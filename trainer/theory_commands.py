@@ -1,4 +1,4 @@
-"""Check the theorems on finite worlds: closed-form encoders, and trained ones.
+"""Check the theorems on finite worlds, and LeJEPA beside them.
 
 Owns: the command line of `goodviews theory`. Does not own: the checks (`trainer.theory_grid`, `trainer.finite_bridge`), their
 rows (`catalog.theory`), their plots (`catalog.report.theory`).
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Check the theorems on finite worlds: closed-form encoders, and trained ones.",
+    help="Check the theorems on finite worlds, and LeJEPA beside them.",
 )
 
 _Home = Annotated[str | None, typer.Option(help="Folder or URL of datasets and runs [env GOODVIEWS_HOME].")]
@@ -39,7 +39,7 @@ def verify(
     home: _Home = None,
     catalog: _Catalog = None,
 ) -> None:
-    """Solve both arms on many worlds, and record how far each claim is from exact (exit code 1: one fails)."""
+    """Solve both arms on many worlds and record how exact each claim is (exit code 1: one fails)."""
     import dataclasses
 
     from threadpoolctl import threadpool_limits
@@ -87,7 +87,7 @@ def bridge(
     home: _Home = None,
     catalog: _Catalog = None,
 ) -> None:
-    """Train a small network with LeJEPA on both arms of one world, and record how far it is from the closed form."""
+    """Train small networks with LeJEPA on one world and record how far from exact they are."""
     import dataclasses
 
     from catalog.theory import Check, record_check
@@ -136,7 +136,7 @@ def plot(
     home: _Home = None,
     catalog: _Catalog = None,
 ) -> None:
-    """Draw the newest checks of the catalog as PNG and SVG, as they stand in the report."""
+    """Draw the newest checks as PNG and SVG, as in the report."""
     from catalog import lake
     from catalog.report.drawing import Figure
     from catalog.report.theory import theory

@@ -105,14 +105,14 @@ def rebuild(as_json: JsonOption = False, home: HomeOption = None, catalog: Catal
         print(note, file=sys.stderr)
     if done.lost:
         print(
-            f"Runs, embeddings and alignments could not be carried over ({done.lost}). The old catalog is kept as {where.catalog}{KEPT_SUFFIX}.",
+            f"What no manifest holds (runs, sets, scores) could not be carried over ({done.lost}). The old catalog is kept as {where.catalog}{KEPT_SUFFIX}.",
             file=sys.stderr,
         )
     if as_json:
         print(json.dumps(dataclasses.asdict(done), indent=2))
     else:
         print(
-            f"{done.versions} versions registered, {done.carried_rows} rows of runs, embeddings and alignments carried over"
+            f"{done.versions} versions registered, {done.carried_rows} rows that no manifest holds carried over (runs, sets, scores, overlaps, checks)"
         )
 
 

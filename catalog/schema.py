@@ -15,6 +15,7 @@ import pyarrow as pa
 
 KEY_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 HASHED_PREFIX: Final = "h-"
+_READ_BACK: Final = re.compile(r"scene_key:(h-[0-9a-f]{32})")
 
 ROLES: Final = ("human", "alt", "recap", "recap_conditioned", "paraphrase")
 SPLIT_PATTERN: Final = re.compile(r"[a-z0-9][a-z0-9_]{0,31}")
@@ -105,11 +106,19 @@ SCHEMAS: Final = {"scenes": SCENES, "rejects": REJECTS, "states": STATES}
 def scene_key(source_id: str) -> str:
     """The source's own id when it is a legal key, else `h-` and 32 hex digits of its sha256.
 
-    An id that itself starts with `h-` is hashed too, so that no id can pose as another one's hash.
+    An id that itself starts with `h-` is hashed too, so that no id can pose as another one's hash. Only one in the form of
+    `read_back` is the key that it holds.
     """
+    if match := _READ_BACK.fullmatch(source_id):
+        return match[1]
     if KEY_PATTERN.fullmatch(source_id) and not source_id.startswith(HASHED_PREFIX):
         return source_id
     return HASHED_PREFIX + hashlib.sha256(source_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def read_back(scene_key: str) -> str:
+    """The source id by which a scene of our own view tars, which hold its key alone, gets the same key again."""
+    return f"scene_key:{scene_key}" if _READ_BACK.fullmatch(f"scene_key:{scene_key}") else scene_key
 
 
 def shard_name(split: str, shard: int) -> str:

@@ -220,8 +220,9 @@ def _judge_groups(ordered: _Ordered, reason: NDArray[np.object_], detail: dict[i
         scene = int(record_scene[start])
         if scene < 0:
             continue
-        if count > config.max_group_records:
-            why, what = "oversized_group", f"{count} records, at most {config.max_group_records}"
+        samples = count if count <= config.max_group_records else _samples(ordered.records[start : start + count])
+        if samples > config.max_group_records:
+            why, what = "oversized_group", f"{samples} records, at most {config.max_group_records}"
         else:
             similarity = _alt_similarity(ordered, slice(start, start + count), reason, config)
             if similarity is None or similarity >= config.placeholder_similarity:
@@ -231,6 +232,12 @@ def _judge_groups(ordered: _Ordered, reason: NDArray[np.object_], detail: dict[i
         for row in range(int(low), int(high)):
             if reason[row] is None:
                 reason[row], detail[row] = why, what
+
+
+def _samples(records: pa.Table) -> int:
+    """Number of records of a scene, those of one row of the input (its frames) counted once."""
+    place = np.stack([_uri_ranks(records), _ints(records, "source_row")])
+    return 1 + int(np.any(place[:, 1:] != place[:, :-1], axis=0).sum())
 
 
 def _named(text_scene: Ints) -> int:

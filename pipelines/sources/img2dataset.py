@@ -15,8 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from infra import storage
+import numpy as np
+import pyarrow as pa
+
 from infra.errors import ConfigError, InputError
+from pipelines.columns import Ints
 from pipelines.sources import Batch, Input, Piece, Source, Survey
 from pipelines.sources import img2dataset_shards as shards
 from pipelines.sources import layout as lay
@@ -24,14 +27,22 @@ from pipelines.sources import tar_records as rec
 from pipelines.sources import tar_samples as tars
 from pipelines.sources.footers import FOOTER_THREADS
 from pipelines.sources.img2dataset_shards import NAME, Row, Shard
-from pipelines.sources.names import listed
+from pipelines.sources.names import listed, nearest
 from pipelines.sources.pictures import WRITERS, carried
 from pipelines.sources.rows import Builder
-from pipelines.sources.tar_members import open_tar
-from pipelines.sources.tar_texts import KEY, Reading, Told, row_told
-from pipelines.sources.webdataset_tars import check_id, check_split, split_of
+from pipelines.sources.tar_members import open_headers
+from pipelines.sources.tar_places import check_split, placed, split_notes
+from pipelines.sources.tar_texts import ID_FIELDS, KEY, Reading, Told, row_told, told
+from pipelines.sources.webdataset_tars import check_id, peek_at
 
 FAILED: Final = ("reject", "keep", "skip")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShardPiece(Piece):
+    """A piece of a shard. offsets (stop - start,): where the sample of each row begins, -1 where there is none; None: one pass finds them."""
+
+    offsets: Ints | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +52,9 @@ class Img2dataset(Source):
     text: str = ""
     "Json fields or columns, commas between, each `name` or `name:role`. Empty: the caption, as alt text."
     id: str = ""
-    "Json field that names the scene. Empty: sha256, else url, else uid."
+    "Json field or column that names the scene. Empty: sha256, else url, else DataComp's uid."
     split: str = ""
-    "Split of all rows. Empty: by a word in the path (`val/00000.tar`), else train."
+    "Split of all rows. Empty: by the name of the folder (`val/00000.tar`), else train."
     failed: str = "reject"
     "Captions of pictures that were not fetched: `reject` them, `keep` them as scenes without picture, or `skip` them unread."
 
@@ -67,36 +78,74 @@ class Img2dataset(Source):
         return bool(NAME.fullmatch(name))
 
     def survey(self, inputs: Sequence[Input], limit: int | None) -> Survey:
-        """Reads metadata; of a tar that has none, every header. Raises InputError when files of a shard do not agree."""
-        found = shards.shards_of([i for i in inputs if self.reads(i.uri.rsplit("/", 1)[-1])])
+        """Reads metadata until `limit` is reached, and headers of tars that have none or that many tasks read.
+
+        Raises InputError when files of a shard do not agree, or hold no column that was named.
+        """
+        named = [i for i in inputs if self.reads(i.uri.rsplit("/", 1)[-1])]
+        found = shards.shards_of(placed(named, self.split))
         if not found:
             message = f"None of the inputs is named as img2dataset names its output (`00000.tar`, `00000.parquet`, `00000_stats.json`): {listed([i.uri for i in inputs])}. Other tars are read by the source webdataset."
             raise InputError(message)
-        has_metadata = all(shard.is_parquet or shard.sidecar for shard in found)
-        with ThreadPoolExecutor(FOOTER_THREADS if has_metadata else tars.HEADER_THREADS) as threads:
-            outlines = list(threads.map(shards.outline, found))
         pieces: list[Piece] = []
-        left = limit
-        for shard, outline in zip(found, outlines, strict=True):
-            rows = len(outline.failed) if left is None else min(left, len(outline.failed))
-            left = None if left is None else left - rows
-            step = max(1, -(-len(outline.failed) * tars.PIECE_BYTES // max(1, storage.size(shard.url))))
-            for start in range(0, rows, step):
-                stop = min(start + step, rows)
-                scenes = stop - start - (sum(outline.failed[start:stop]) if self.failed == "skip" else 0)
-                if scenes:
-                    counts = {split_of(shard, self.split): scenes}
-                    pieces.append(Piece(input=shard, start=start, stop=stop, scenes_by_split=counts))
-        every = sum(len(o.failed) for o in outlines)
-        statuses = sum((o.statuses for o in outlines), Counter[str]())
-        names = outlines[0].columns
+        seen: list[Shard] = []
+        empty: list[Shard] = []
+        columns: dict[str, None] = {}
+        statuses: Counter[str] = Counter()
+        every = rows = 0
+        for shard, outline in _outlines(found, limit):
+            taken = len(outline.failed) if limit is None else min(limit - rows, len(outline.failed))
+            pieces += self._pieces(shard, outline, taken)
+            rows, every = rows + taken, every + len(outline.failed)
+            statuses += outline.statuses
+            columns |= dict.fromkeys(outline.columns)
+            seen.append(shard)
+            if outline.statuses.total() == len(outline.failed):
+                empty.append(shard)
+            if rows == limit:
+                break
         texts = {f: f"text:{role}" for f, role in self._reading().texts} or {"txt": "text:alt"}
         return Survey(
             format=f"img2dataset, {len(found)} shards, {every:,} rows tried, {every - statuses.total():,} pictures",
             pieces=pieces,
-            columns=texts | {n: "scene id" for n in ([self.id] if self.id else ["sha256", "url", "uid"]) if n in names},
-            notes=[*shards.notes(found, outlines), *self._failed_note(statuses, every)],
+            columns=texts | {n: "scene id" for n in ([self.id] if self.id else ID_FIELDS) if n in columns},
+            notes=[
+                *shards.notes(seen, empty),
+                *self._failed_note(statuses, every),
+                *self._unknown(seen, list(columns), limit),
+                *split_notes(seen, self.split),
+            ],
         )
+
+    def _pieces(self, shard: Shard, outline: shards.Outline, rows: int) -> Iterator[ShardPiece]:
+        for start in range(0, rows, outline.step):
+            stop = min(start + outline.step, rows)
+            scenes = stop - start - (int(outline.failed[start:stop].sum()) if self.failed == "skip" else 0)
+            if scenes:
+                yield ShardPiece(
+                    input=shard,
+                    start=start,
+                    stop=stop,
+                    scenes_by_split={shard.split: scenes},
+                    offsets=None if outline.offsets is None else outline.offsets[start:stop],
+                )
+
+    def _unknown(self, found: Sequence[Shard], columns: Sequence[str], limit: int | None) -> Iterator[str]:
+        """A note for each name of an option that was not found; where all columns are known, InputError."""
+        reading = self._reading()
+        asked = [*([self.id] if self.id else []), *(name for name, _ in reading.texts)]
+        missing = [name for name in asked if name not in columns]
+        if not missing:
+            return
+        tar = next((shard for shard in found if not shard.is_parquet), None)
+        if tar is None:
+            message = f"No parquet of {listed([shard.uri for shard in found])} has a column {missing[0]!r}.{nearest(missing[0], columns)} Their columns: {listed(columns)}."
+            raise InputError(message)
+        peek = peek_at(tar, reading, limit)
+        for name in missing:
+            if name not in peek.fields and not any(s in peek.suffixes for s in (name, f"{name}.gz")):
+                known = sorted({*columns, *peek.fields, *peek.suffixes})
+                yield f"no parquet, and none of the first {peek.samples} samples of {tar.uri}, has `{name}`.{nearest(name, known)} There are: {listed(known)}"
 
     def _failed_note(self, statuses: Counter[str], every: int) -> Iterator[str]:
         if failed := statuses.total():
@@ -111,82 +160,109 @@ class Img2dataset(Source):
     def read(self, piece: Piece) -> Iterator[Batch]:
         """Rows [start, stop) of one shard: of a tar in the order of keys, of parquet in its own."""
         shard = piece.input
-        if not isinstance(shard, Shard):
+        if not isinstance(piece, ShardPiece) or not isinstance(shard, Shard):
             raise InputError("A piece of img2dataset names no shard.")
         reading = self._reading()
-        place = rec.Place(uri=shard.uri, split=split_of(shard, self.split))
         builder = Builder(shard.uri)
-        rows = shards.rows(shard, reading, piece.start, piece.stop)
-        fetched = {} if shard.is_parquet else self._samples(shard, piece, reading)
-        for row in rows:
+        for row, sample in _rows(shard, piece, reading):
             if builder.is_full:
                 yield builder.build()
             if row.failed is not None:
-                self._add_failed(builder, row, reading, place)
-            elif shard.is_parquet:
-                _add_row(builder, row, reading, place)
+                self._add_failed(builder, row, reading, shard)
+            elif sample is not None:
+                said = told(sample, reading, shard.fallback, row=row.columns)
+                rec.add(builder, sample, row.number, said, shard)
             else:
-                rec.add(builder, fetched.pop(row.key), row.number, reading, place)
+                _add_row(builder, row, reading, shard)
         if not builder.is_empty:
             yield builder.build()
 
     def _reading(self) -> Reading:
         return Reading(texts=lay.parse_texts(self.text), id=self.id, role="alt")
 
-    def _samples(self, shard: Shard, piece: Piece, reading: Reading) -> dict[str, tars.Sample]:
-        """Samples of the piece by key; one pass over the tar, whose order is that in which the pictures came."""
-        tried = shards.keys(shard)
-        expected = {key for key, failed in tried if not failed}
-        wanted = {key for key, failed in tried[piece.start : piece.stop] if not failed}
-        found: dict[str, tars.Sample] = {}
-        seen: set[str] = set()
-
-        def wants(key: str, suffix: str, size: int) -> bool:
-            return key in wanted and rec.wants(reading, suffix, size)
-
-        with open_tar(shard) as file:
-            for sample in tars.samples(file, shard, wants=wants):
-                seen.add(sample.key)
-                if sample.key in wanted:
-                    found[sample.key] = sample
-        _check_same(shard, fetched=expected, seen=seen)
-        return found
-
-    def _add_failed(self, builder: Builder, row: Row, reading: Reading, place: rec.Place) -> None:
+    def _add_failed(self, builder: Builder, row: Row, reading: Reading, shard: Shard) -> None:
         if self.failed == "skip":
             return
-        said = row_told(row.columns, reading, key=row.key, fallback=f"{place.uri}#{row.key}")
-        _record(builder, row, said, place, None)
+        said = row_told(row.columns or {}, reading, shard.fallback, key=row.key)
+        _record(builder, row, said, shard, None)
         for field, role, text, broken in said.texts:
             why = f"missing_image: {row.failed}" if self.failed == "reject" else broken
             builder.text(field, role, text, why)
 
 
-def _check_same(shard: Shard, *, fetched: set[str], seen: set[str]) -> None:
-    """Raises InputError when the keys of the tar are not those that its metadata calls fetched."""
-    says = (shard.sidecar or shard).uri
-    hint = "They are of different runs, or one was cut short; fetch both again, or name the tars alone (`*.tar`)."
-    if lost := fetched - seen:
-        message = f"{shard.uri} lacks {len(lost):,} of the {len(fetched):,} samples that {says} calls fetched, {min(lost)} first. {hint}"
-        raise InputError(message)
-    if extra := seen - fetched:
-        message = (
-            f"{shard.uri} holds {len(extra):,} samples that {says} does not call fetched, {min(extra)} first. {hint}"
-        )
-        raise InputError(message)
+def _outlines(found: Sequence[Shard], limit: int | None) -> Iterator[tuple[Shard, shards.Outline]]:
+    """The shards in order and what each holds; with a limit no more are read ahead than there are threads."""
+    has_metadata = all(shard.metadata is not None for shard in found)
+    count = FOOTER_THREADS if has_metadata else tars.HEADER_THREADS
+    # What is known of a row is given up after each window, so that a billion of them are never in memory.
+    window = count if limit is not None else 16 * count
+    with ThreadPoolExecutor(count) as threads:
+        for first in range(0, len(found), window):
+            some = found[first : first + window]
+            yield from zip(some, threads.map(shards.outline, some), strict=True)
 
 
-def _add_row(builder: Builder, row: Row, reading: Reading, place: rec.Place) -> None:
-    said = row_told(row.columns, reading, key=row.key, fallback=f"{place.uri}#{row.key}")
-    _record(builder, row, said, place, row.picture)
+def _rows(shard: Shard, piece: ShardPiece, reading: Reading) -> Iterator[tuple[Row, tars.Sample | None]]:
+    """The rows of a piece, each with its sample in the tar, if it has one."""
+    if shard.metadata is None:
+        for sample in _samples_at(shard, piece.offsets, reading):
+            yield Row(key=sample.key, number=shards.number_of(sample.key), columns=None), sample
+        return
+    known = shards.tried(shard)
+    fetched: dict[str, tars.Sample] = {}
+    if piece.offsets is not None:
+        fetched = {sample.key: sample for sample in _samples_at(shard, piece.offsets, reading)}
+    elif not shard.is_parquet:
+        fetched = _samples(shard, known, piece, reading)
+    for row in shards.rows(shard, known, reading, piece.start, piece.stop):
+        yield row, fetched.pop(row.key) if row.failed is None and not shard.is_parquet else None
+
+
+def _samples_at(shard: Shard, offsets: Ints | None, reading: Reading) -> list[tars.Sample]:
+    """The samples that begin at these offsets, in their order; they are read as they stand in the tar, since a store is slow to go back."""
+    if offsets is None:
+        raise InputError(f"A piece of {shard.uri} does not say where its samples are.")
+    places = offsets[offsets >= 0]
+    found: dict[int, tars.Sample] = {}
+    with open_headers(shard) as file:
+        for offset in np.sort(places).tolist():
+            samples = tars.samples(
+                file, shard, wants=lambda _, suffix, size: rec.wants(reading, suffix, size), offset=offset
+            )
+            found[offset] = next(samples)
+    return [found[offset] for offset in places.tolist()]
+
+
+def _samples(shard: Shard, known: shards.Tried, piece: Piece, reading: Reading) -> dict[str, tars.Sample]:
+    """Samples of the piece by key; one pass over the tar, whose order is that in which the pictures came."""
+    failed = known.failed
+    wanted = set(known.keys[piece.start : piece.stop].filter(pa.array(~failed[piece.start : piece.stop])).to_pylist())
+    found: dict[str, tars.Sample] = {}
+    seen: list[str] = []
+
+    def wants(key: str, suffix: str, size: int) -> bool:
+        return key in wanted and rec.wants(reading, suffix, size)
+
+    with open_headers(shard) as file:
+        for sample in tars.samples(file, shard, wants=wants):
+            seen.append(sample.key)
+            if sample.key in wanted:
+                found[sample.key] = sample
+    shards.check_same(shard, fetched=known.keys.filter(pa.array(~failed)), seen=pa.array(seen, pa.large_string()))
+    return found
+
+
+def _add_row(builder: Builder, row: Row, reading: Reading, shard: Shard) -> None:
+    said = row_told(row.columns or {}, reading, shard.fallback, key=row.key)
+    _record(builder, row, said, shard, row.picture)
     rec.add_texts(builder, said.texts)
 
 
-def _record(builder: Builder, row: Row, said: Told, place: rec.Place, picture: bytes | None) -> None:
+def _record(builder: Builder, row: Row, said: Told, shard: Shard, picture: bytes | None) -> None:
     shown = None if picture is None else carried(picture)
     builder.record(
         said.id,
-        place.split,
+        shard.split,
         row.number,
         image_uri=said.url,
         image_sha256=said.sha256 or (shown and shown.sha256),

@@ -11,20 +11,26 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
+from infra import storage
 from infra.errors import InputError
+from pipelines.columns import Ints
 from pipelines.sources import Input
 from pipelines.sources import columns as cols
 from pipelines.sources import footers as feet
 from pipelines.sources import tar_samples as tars
 from pipelines.sources.documents import load
 from pipelines.sources.names import listed
-from pipelines.sources.tar_members import open_tar
+from pipelines.sources.tar_members import open_headers
+from pipelines.sources.tar_places import Tar
 from pipelines.sources.tar_records import PICTURE_ENDS
 from pipelines.sources.tar_texts import ID_FIELDS, STATE_FIELDS, Reading, row_texts
 
@@ -33,9 +39,12 @@ SUCCESS: Final = "success"
 KEY_DIGITS_MAX: Final = 18
 """So that the number in a key fits 64 bits."""
 
+TAKEN_ROWS: Final = 4_096
+"""Rows that are Python values at once."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class Shard(Input):
+class Shard(Tar):
     """A tar, or a parquet that carries the pictures; sidecar: the metadata of a tar. stats decide no row, so they are no input file."""
 
     sidecar: Input | None = None
@@ -47,34 +56,66 @@ class Shard(Input):
         return self.uri.endswith(".parquet")
 
     @property
+    def metadata(self) -> Input | None:
+        """The parquet that has a row of everything that was tried; None of a tar alone."""
+        return self if self.is_parquet else self.sidecar
+
+    @property
     def files(self) -> tuple[Input, ...]:
         """The shard and its metadata."""
         return (self,) if self.sidecar is None else (self, self.sidecar)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outline:
-    """What the metadata of a shard says. failed: of each row in canonical order. statuses: counts of those that failed."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tried:
+    """The rows of a shard in canonical order.
 
-    failed: Sequence[bool]
+    keys (R,). status (R,): `success`, or why there is no picture. numbers (R,): of the records. places (R,): rows of the metadata.
+    """
+
+    keys: pa.LargeStringArray
+    status: pa.LargeStringArray
+    numbers: Ints
+    places: Ints
+
+    @property
+    def failed(self) -> NDArray[np.bool_]:
+        """Which rows (R,) have no picture."""
+        return np.asarray(pc.not_equal(self.status, SUCCESS))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outline:
+    """What a shard holds. failed (R,): rows without picture, in canonical order. statuses: counts of those. columns: of its metadata.
+
+    step: rows of one piece. offsets (R,): where the sample of a row begins in the tar, -1 where there is none; None where one pass
+    over the tar serves its only piece.
+    """
+
+    failed: NDArray[np.bool_]
     statuses: Counter[str]
     columns: Sequence[str]
+    step: int
+    offsets: Ints | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row that was tried. number: of the record. failed: None, or the status and its error. picture: of a parquet row."""
+    """One row that was tried. number: of the record. failed: None, or the status and its error. picture: of a parquet row.
+
+    columns: None of a tar without metadata.
+    """
 
     key: str
     number: int
     failed: str | None = None
-    columns: Mapping[str, Any]
+    columns: Mapping[str, Any] | None
     picture: bytes | None = None
 
 
-def shards_of(inputs: Sequence[Input]) -> list[Shard]:
-    """The shards by uri. Raises InputError for a parquet whose tar is not there and that carries no pictures."""
-    parts: dict[str, dict[str, Input]] = {}
+def shards_of(inputs: Sequence[Tar]) -> list[Shard]:
+    """The shards by uri. Raises InputError for stats without their shard."""
+    parts: dict[str, dict[str, Tar]] = {}
     for source in sorted(inputs, key=lambda i: i.uri):
         folder, slash, base = source.uri.rpartition("/")
         match = NAME.fullmatch(base)
@@ -83,92 +124,169 @@ def shards_of(inputs: Sequence[Input]) -> list[Shard]:
     found = []
     for part in parts.values():
         tar, parquet = part.get("tar"), part.get("parquet")
-        if tar is not None:
-            found.append(Shard(uri=tar.uri, url=tar.url, sidecar=parquet, stats=part.get("stats")))
-        elif parquet is not None:
-            found.append(Shard(uri=parquet.uri, url=parquet.url, stats=part.get("stats")))
-        else:
+        main = tar or parquet
+        if main is None:
             raise InputError(
                 f"{part['stats'].uri} is there, but neither the tar nor the parquet of its shard. Name the folder that holds them."
             )
+        found.append(
+            Shard(
+                uri=main.uri,
+                url=main.url,
+                split=main.split,
+                label=main.label,
+                sidecar=parquet if tar else None,
+                stats=part.get("stats"),
+            )
+        )
     return found
 
 
 def outline(shard: Shard) -> Outline:
-    """What became of each row. Raises InputError for files that are not img2dataset's, or whose counts do not agree."""
-    tried = keys(shard)
-    statuses = Counter(status for _, status in tried if status is not None)
-    metadata = shard if shard.is_parquet else shard.sidecar
-    names = feet.footers([metadata])[0].schema.names if metadata is not None else []
-    _check_stats(shard, len(tried), statuses)
-    return Outline(failed=[status is not None for _, status in tried], statuses=statuses, columns=names)
-
-
-def keys(shard: Shard) -> list[tuple[str, str | None]]:
-    """(key, None or the status of a failure) of each row in canonical order."""
-    metadata = shard if shard.is_parquet else shard.sidecar
-    if metadata is None:
-        with open_tar(shard) as file:
-            found: list[tuple[str, str | None]] = [
-                (sample.key, None) for sample in tars.samples(file, shard, wants=tars.nothing)
-            ]
+    """What became of each row. Raises InputError for files that are not img2dataset's, or that do not agree."""
+    offsets: Ints | None = None
+    if shard.metadata is None:
+        keys, at = _keys_in_tar(shard)
+        rows = _ordered(keys, pa.repeat(pa.scalar(SUCCESS, pa.large_string()), len(keys)), shard)
+        offsets = at[rows.places]
     else:
-        found = []
-        for row in _table(metadata, STATE_FIELDS[:2]):
-            status = row["status"] if isinstance(row["status"], str) else "no status"
-            found.append((_key(row["key"], metadata), None if status == SUCCESS else status))
-    return found if shard.is_parquet else _by_number(found, shard)
-
-
-def _by_number(found: list[tuple[str, str | None]], shard: Shard) -> list[tuple[str, str | None]]:
-    numbers = [number_of(key, shard) for key, _ in found]
-    order = sorted(range(len(found)), key=numbers.__getitem__)
-    for one, two in pairwise(order):
-        if numbers[one] == numbers[two]:
-            raise InputError(
-                f"The key {found[two][0]} comes twice in {(shard.sidecar or shard).uri}. Two downloads were mixed; name the files of one."
-            )
-    return [found[place] for place in order]
-
-
-def number_of(key: str, shard: Input) -> int:
-    """The number in a key. Raises InputError for a key that is none of img2dataset's."""
-    name = key.rsplit("/", 1)[-1]
-    if not name.isascii() or not name.isdigit() or len(name) > KEY_DIGITS_MAX:
-        message = f"{shard.uri} holds a sample {key!r}, but img2dataset's keys are numbers. Read it with the source webdataset."
-        raise InputError(message)
-    return int(name)
-
-
-def rows(shard: Shard, reading: Reading, start: int, stop: int) -> Iterator[Row]:
-    """Rows [start, stop) in canonical order. Those of a tar that were fetched have no columns: their json has them."""
+        rows = tried(shard)
     if shard.is_parquet:
-        yield from _parquet_rows(shard, reading, start, stop)
+        _picture_column(shard)
+    step = max(1, -(-len(rows.keys) * tars.PIECE_BYTES // max(1, storage.size(shard.url))))
+    if not shard.is_parquet and offsets is None and step < len(rows.keys):
+        offsets = _offsets(shard, rows)
+    failed = rows.failed
+    counts = pc.value_counts(rows.status.filter(pa.array(failed))).to_pylist()
+    statuses = Counter({count["values"]: count["counts"] for count in counts})
+    _check_stats(shard, len(rows.keys), statuses)
+    names = feet.footers([shard.metadata])[0].schema.names if shard.metadata is not None else []
+    return Outline(failed=failed, statuses=statuses, columns=names, step=step, offsets=offsets)
+
+
+def tried(shard: Shard) -> Tried:
+    """What the metadata of a shard says of each row."""
+    metadata = shard.metadata
+    if metadata is None:
+        raise InputError(f"{shard.uri} has no metadata, so what was tried is not known.")
+    footer = _checked_footer(metadata)
+    keys, statuses = [], []
+    for _, batch in feet.read_rows(metadata, 0, footer.rows, STATE_FIELDS[:2]):
+        keys.append(cols.as_text(batch.column("key"))[0])
+        statuses.append(cols.as_text(batch.column("status"))[0])
+    key, status = (pa.chunked_array(chunks, pa.large_string()).combine_chunks() for chunks in (keys, statuses))
+    if pc.any(pc.fill_null(pc.equal(key, ""), True)).as_py():
+        raise InputError(f"A row of {metadata.uri} has no key. Is it metadata of img2dataset?")
+    status = pc.fill_null(status, "no status")
+    if not shard.is_parquet:
+        return _ordered(key, status, shard)
+    places = np.arange(len(key))
+    return Tried(keys=key, status=status, numbers=places, places=places)
+
+
+def _ordered(keys: pa.LargeStringArray, status: pa.LargeStringArray, shard: Shard) -> Tried:
+    """By the numbers in the keys. Raises InputError for a key that is none of img2dataset's, or that comes twice."""
+    names = pc.replace_substring_regex(keys, "^.*/", "")
+    legal = pc.match_substring_regex(names, rf"^[0-9]{{1,{KEY_DIGITS_MAX}}}\z")
+    if pc.any(pc.invert(legal)).as_py():
+        wrong = keys.filter(pc.invert(legal))[0].as_py()
+        message = f"{shard.uri} holds a sample {wrong!r}, but img2dataset's keys are numbers. Read it with the source webdataset."
+        raise InputError(message)
+    numbers = np.asarray(names.cast(pa.int64()))
+    places = np.argsort(numbers, kind="stable")
+    numbers = numbers[places]
+    twice = np.flatnonzero(numbers[1:] == numbers[:-1])
+    if len(twice):
+        key = keys[int(places[twice[0] + 1])].as_py()
+        message = f"The key {key} comes twice in {(shard.sidecar or shard).uri}. Two downloads were mixed; name the files of one."
+        raise InputError(message)
+    order = pa.array(places)
+    return Tried(keys=keys.take(order), status=status.take(order), numbers=numbers, places=places)
+
+
+def number_of(key: str) -> int:
+    """The number in a key that `outline` found to be one."""
+    return int(key.rsplit("/", 1)[-1])
+
+
+def _keys_in_tar(shard: Shard) -> tuple[pa.LargeStringArray, Ints]:
+    """Keys and offsets of the samples in the order of the tar."""
+    with open_headers(shard) as file:
+        found = [(sample.key, sample.offset) for sample in tars.samples(file, shard, wants=tars.nothing)]
+    keys = pa.array([key for key, _ in found], pa.large_string())
+    return keys, np.array([offset for _, offset in found], np.int64)
+
+
+def _offsets(shard: Shard, rows: Tried) -> Ints:
+    """Where the sample of each row begins. Raises InputError when the tar holds others."""
+    keys, at = _keys_in_tar(shard)
+    failed = rows.failed
+    check_same(shard, fetched=rows.keys.filter(pa.array(~failed)), seen=keys)
+    place = np.asarray(pc.fill_null(pc.index_in(rows.keys, keys), -1), np.int64)
+    return np.where(failed, -1, at[place]) if len(at) else np.full(len(failed), -1, np.int64)
+
+
+def check_same(shard: Shard, *, fetched: pa.LargeStringArray, seen: pa.LargeStringArray) -> None:
+    """Raises InputError when the keys of the tar are not those that its metadata calls fetched."""
+    says = (shard.sidecar or shard).uri
+    hint = "They are of different runs, or one was cut short; fetch both again, or name the tars alone (`*.tar`)."
+    lost = fetched.filter(pc.invert(pc.is_in(fetched, seen)))
+    if len(lost):
+        message = f"{shard.uri} lacks {len(lost):,} of the {len(fetched):,} samples that {says} calls fetched, {pc.min(lost)} first. {hint}"
+        raise InputError(message)
+    extra = seen.filter(pc.invert(pc.is_in(seen, fetched)))
+    if len(extra):
+        message = (
+            f"{shard.uri} holds {len(extra):,} samples that {says} does not call fetched, {pc.min(extra)} first. {hint}"
+        )
+        raise InputError(message)
+
+
+def rows(shard: Shard, known: Tried, reading: Reading, start: int, stop: int) -> Iterator[Row]:
+    """Rows [start, stop) of the metadata of a shard in canonical order."""
+    metadata = shard.metadata
+    if metadata is None:
+        raise InputError(f"{shard.uri} has no metadata, so what was tried is not known.")
+    picture = _picture_column(shard) if shard.is_parquet else None
+    columns = [*([picture] if picture else []), *_told_columns(metadata, reading)]
+    at = start
+    for batch in _taken(metadata, columns, known.places[start:stop], in_order=shard.is_parquet):
+        for row in _dicts(batch, {*STATE_FIELDS, *ID_FIELDS, reading.id}):
+            data = row.pop(picture) if picture else None
+            failed = None if row["status"] == SUCCESS else _why(row)
+            yield Row(
+                key=row["key"],
+                number=int(known.numbers[at]),
+                failed=failed,
+                columns=row,
+                picture=data if failed is None else None,
+            )
+            at += 1
+
+
+def _taken(metadata: Input, columns: Sequence[str], places: Ints, *, in_order: bool) -> Iterator[pa.RecordBatch]:
+    """The rows at these places. in_order: they are ascending without holes, so they come as they are read, which bounds pictures."""
+    low, high = int(places.min()), int(places.max()) + 1
+    if in_order:
+        yield from (batch for _, batch in feet.read_rows(metadata, low, high, columns))
         return
-    tried = keys(shard)[start:stop]
-    wanted = {key for key, status in tried if status is not None}
-    failures: dict[str, Row] = {}
-    if shard.sidecar is not None and wanted:
-        for row in _table(shard.sidecar, _told_columns(shard.sidecar, reading), id_=reading.id):
-            if (key := _key(row["key"], shard.sidecar)) in wanted:
-                failures[key] = Row(key=key, number=number_of(key, shard), failed=_why(row), columns=row)
-    for key, status in tried:
-        yield failures[key] if status is not None else Row(key=key, number=number_of(key, shard), columns={})
-
-
-def _parquet_rows(shard: Shard, reading: Reading, start: int, stop: int) -> Iterator[Row]:
-    picture = _picture_column(shard)
-    columns = [picture, *_told_columns(shard, reading)]
-    for number, row in enumerate(_table(shard, columns, start, stop, id_=reading.id), start):
-        key, data = _key(row["key"], shard), row.pop(picture)
-        is_success = row["status"] == SUCCESS
-        failed = None if is_success else _why(row)
-        yield Row(key=key, number=number, failed=failed, columns=row, picture=data if is_success else None)
+    order = np.argsort(places)
+    ascending = places[order]
+    taken = []
+    for first, batch in feet.read_rows(metadata, low, high, columns):
+        inside = slice(*np.searchsorted(ascending, [first, first + batch.num_rows]).tolist())
+        taken.append(batch.take(pa.array(ascending[inside] - first)))
+    back = np.empty(len(order), np.int64)
+    back[order] = np.arange(len(order))
+    for first in range(0, len(back), TAKEN_ROWS):
+        yield from (
+            pa.Table.from_batches(taken).take(pa.array(back[first : first + TAKEN_ROWS])).combine_chunks().to_batches()
+        )
 
 
 def _why(row: Mapping[str, Any]) -> str:
-    error = row.get("error_message")
-    return f"{row['status']}: {error}" if error else str(row["status"])
+    status, error = row["status"] or "no status", row.get("error_message")
+    return f"{status}: {error}" if error else status
 
 
 def _told_columns(metadata: Input, reading: Reading) -> list[str]:
@@ -189,20 +307,21 @@ def _picture_column(shard: Input) -> str:
     )
 
 
-def _table(
-    metadata: Input, columns: Sequence[str], start: int = 0, stop: int | None = None, *, id_: str = ""
-) -> Iterator[dict[str, Any]]:
-    """Rows as dictionaries: ids as text, other texts as bytes. Raises InputError for parquet that img2dataset did not write."""
+def _checked_footer(metadata: Input) -> feet.Footer:
+    """Raises InputError for parquet that img2dataset did not write."""
     footer = feet.footers([metadata])[0]
-    for name in ("key", "status"):
+    for name in STATE_FIELDS[:2]:
         if name not in footer.schema.names or not cols.is_text(footer.schema.field(name).type):
             message = f"{metadata.uri} is no metadata of img2dataset: it has no text column {name!r}. Its columns: {listed(footer.schema.names)}. Is it a list of URLs that was to be fetched? Leave it out."
             raise InputError(message)
-    names = {*STATE_FIELDS, *ID_FIELDS, id_}
-    for _, batch in feet.read_rows(metadata, start, footer.rows if stop is None else stop, columns):
-        values = {name: _values(batch.column(name), is_name=name in names) for name in batch.schema.names}
-        for place in range(batch.num_rows):
-            yield {name: column[place] for name, column in values.items()}
+    return footer
+
+
+def _dicts(batch: pa.RecordBatch, names: AbstractSet[str]) -> Iterator[dict[str, Any]]:
+    """Rows as dictionaries: the columns `names` as text, other texts as bytes."""
+    values = {name: _values(batch.column(name), is_name=name in names) for name in batch.schema.names}
+    for place in range(batch.num_rows):
+        yield {name: column[place] for name, column in values.items()}
 
 
 def _values(column: pa.Array, *, is_name: bool) -> list[Any]:
@@ -212,12 +331,6 @@ def _values(column: pa.Array, *, is_name: bool) -> list[Any]:
     if not cols.is_text(kind):
         return list(column.to_pylist())
     return list((cols.as_text(column)[0] if is_name else cols.as_bytes(column)).to_pylist())
-
-
-def _key(value: Any, metadata: Input) -> str:
-    if not isinstance(value, str) or not value:
-        raise InputError(f"A row of {metadata.uri} has no key. Is it metadata of img2dataset?")
-    return value
 
 
 def _check_stats(shard: Shard, tried: int, statuses: Counter[str]) -> None:
@@ -235,13 +348,13 @@ def _check_stats(shard: Shard, tried: int, statuses: Counter[str]) -> None:
             raise InputError(message)
 
 
-def notes(found: Sequence[Shard], outlines: Sequence[Outline]) -> Iterator[str]:
-    """What is missing but does no harm."""
-    alone = [shard.uri for shard in found if not shard.is_parquet and shard.sidecar is None]
+def notes(found: Sequence[Shard], empty: Sequence[Shard]) -> Iterator[str]:
+    """What is missing but does no harm. empty: shards in which no row has a picture."""
+    alone = [shard.uri for shard in found if shard.metadata is None]
     if alone:
         yield f"{len(alone)} of {len(found)} tars come without their parquet (absent, or not named), so rows that were not fetched are unknown: {listed(alone)}"
     unfinished = [shard.uri for shard in found if shard.stats is None]
     if unfinished:
         yield f"{len(unfinished)} of {len(found)} shards have no stats, which img2dataset writes last; was it interrupted? {listed(unfinished)}"
-    if empty := [s.uri for s, o in zip(found, outlines, strict=True) if o.statuses.total() == len(o.failed)]:
-        yield f"{len(empty)} of {len(found)} shards hold no picture: {listed(empty)}"
+    if empty:
+        yield f"{len(empty)} of {len(found)} shards hold no picture: {listed([shard.uri for shard in empty])}"

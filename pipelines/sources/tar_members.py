@@ -14,8 +14,9 @@ import re
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO, Final
+from typing import IO, Final, cast
 
+from infra import storage
 from infra.errors import InputError
 from pipelines.sources import Input
 from pipelines.sources.columns import as_url
@@ -41,6 +42,10 @@ _KINDS: Final = {
 _PAX: Final = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
 _EXTENSIONS: Final = (*_PAX, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _END: Final = bytes(BLOCK)
+_GZIP: Final = b"\x1f\x8b"
+
+NOTHING_BYTES_MAX: Final = 10_240
+"""Size of an archive of nothing, as tar, tarfile and we write it; a longer file of zeros is a hole that a download or a disk left."""
 
 _BEGINNINGS: Final = (
     (b"version https://git-lfs", "a Git LFS pointer, not the file; run `git lfs pull`"),
@@ -74,6 +79,18 @@ def open_tar(source: Input) -> Iterator[IO[bytes]]:
     """The tar, decompressed when it is gzip. Raises InputError when it is missing or its gzip is cut short."""
     with open_text(source) as file:
         yield file
+
+
+@contextlib.contextmanager
+def open_headers(source: Input) -> Iterator[IO[bytes]]:
+    """The tar for its headers: of a plain local file nothing is read but what is asked for, so payloads cost a seek. Raises as `open_tar`."""
+    is_local = not storage.is_remote(source.url)
+    if is_local and storage.read_range(source.url, 0, len(_GZIP)) != _GZIP:
+        with open(storage.absolute(source.url), "rb", buffering=0) as file:
+            yield cast(IO[bytes], file)
+        return
+    with open_tar(source) as packed:
+        yield packed
 
 
 def members(file: IO[bytes], source: Input, *, offset: int = 0) -> Iterator[Member]:
@@ -179,6 +196,10 @@ def _check_end(file: IO[bytes], source: Input, at: int, last: Member | None) -> 
                 f"{source.uri} goes on at byte {where:,}, behind its end mark at {at:,} ({_known(last)}). {hint}"
             )
         seen += len(data)
+    if at == 0 and seen > NOTHING_BYTES_MAX:
+        raise InputError(
+            f"{source.uri} is {seen:,} bytes of zeros, as a download or a disk leaves a hole; a tar of nothing has {NOTHING_BYTES_MAX:,} at most. Fetch it again, or leave it out."
+        )
 
 
 def _known(last: Member | None) -> str:

@@ -6,13 +6,14 @@ Invariant: a picture is what its bytes say, whatever its suffix says; JPEG goes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
 from typing import Final
 
 from pipelines.sources.pictures import carried
 from pipelines.sources.rows import Builder
+from pipelines.sources.tar_places import Tar
 from pipelines.sources.tar_samples import Sample
-from pipelines.sources.tar_texts import Reading, Text, told
+from pipelines.sources.tar_texts import Reading, Text, Told
 
 PICTURE_ENDS: Final = ("jpg", "jpeg", "png", "webp")
 """Last parts of suffixes that are pictures: `jpg`, `left.png`."""
@@ -20,19 +21,8 @@ PICTURE_ENDS: Final = ("jpg", "jpeg", "png", "webp")
 PICTURE_BYTES_MAX: Final = 64 << 20
 """Larger pictures are named, not carried."""
 
-MEANINGS: Final = {
-    "txt": "text",
-    "json": "scene id; text where there is no txt",
-    **dict.fromkeys(PICTURE_ENDS, "image"),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where the records of a tar belong. uri: of the tar."""
-
-    uri: str
-    split: str
+FRAME: Final = re.compile(r"f([0-9]{3,9})\.[a-z]+")
+"""Suffix of one frame of a scene: `f003.jpg`, as in our own view tars."""
 
 
 def is_picture(suffix: str) -> bool:
@@ -45,31 +35,42 @@ def wants(reading: Reading, suffix: str, size: int) -> bool:
     return reading.wants(suffix, size) or (is_picture(suffix) and size <= PICTURE_BYTES_MAX)
 
 
-def add(builder: Builder, sample: Sample, row: int, reading: Reading, place: Place) -> None:
-    """The record of a sample; its second picture and those after it are records without texts of the same scene."""
-    said = told(sample, reading, uri=place.uri)
-    pictures = sorted((s for s in sample.members if is_picture(s)), key=_first)
+def frame_of(suffix: str) -> int | None:
+    """The number of the frame that a picture of this suffix is; None of a picture that is none."""
+    match = FRAME.fullmatch(suffix)
+    return int(match[1]) if match else None
+
+
+def add(builder: Builder, sample: Sample, row: int, said: Told, tar: Tar) -> None:
+    """The record of a sample; its second picture and those after it are records without texts of the same scene.
+
+    Carried are the first picture and every frame: view tars hold one a scene and frame.
+    """
+    pictures = sorted((s for s in sample.members if is_picture(s)), key=_order)
     if not pictures:
-        builder.record(said.id, place.split, row, image_uri=said.url, image_sha256=said.sha256)
+        builder.record(said.id, tar.split, row, image_uri=said.url, image_sha256=said.sha256)
+        add_texts(builder, said.texts)
+    frames: set[int | None] = set()
     for number, suffix in enumerate(pictures):
-        data = sample.data.get(suffix)
+        data, frame = sample.data.get(suffix), frame_of(suffix)
         picture = None if data is None else carried(data)
         # What the json says is of the picture as it was fetched; it speaks of one only.
         uri, sha256 = (said.url, said.sha256) if number == 0 else (None, None)
+        is_carried = number == 0 or (frame is not None and frame not in frames)
+        frames.add(frame)
         builder.record(
             said.id,
-            place.split,
+            tar.split,
             row,
-            image_uri=uri or f"{place.uri}/{sample.members[suffix].name}",
+            image_uri=uri or f"{tar.uri}/{sample.members[suffix].name}",
             image_sha256=sha256 or (picture and picture.sha256),
             width=picture and picture.width,
             height=picture and picture.height,
-            image=picture.data if picture and number == 0 else None,
+            frame=frame,
+            image=picture.data if picture and is_carried else None,
         )
         if number == 0:
             add_texts(builder, said.texts)
-    if not pictures:
-        add_texts(builder, said.texts)
 
 
 def add_texts(builder: Builder, texts: list[Text]) -> None:
@@ -78,6 +79,7 @@ def add_texts(builder: Builder, texts: list[Text]) -> None:
         builder.text(field, role, text, broken)
 
 
-def _first(suffix: str) -> tuple[int, int, str]:
-    """`jpg` before `png` before `left.jpg`."""
-    return suffix.count("."), PICTURE_ENDS.index(suffix.rpartition(".")[2]), suffix
+def _order(suffix: str) -> tuple[int, int, int, str]:
+    """`jpg` before `png` before `left.jpg`; frames by number behind them."""
+    frame = frame_of(suffix)
+    return suffix.count("."), -1 if frame is None else frame, PICTURE_ENDS.index(suffix.rpartition(".")[2]), suffix

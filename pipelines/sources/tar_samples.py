@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Final, TypeAlias
 
@@ -47,11 +47,18 @@ class Tally:
     suffixes: Counter[str] = field(default_factory=Counter)
     passed: Counter[str] = field(default_factory=Counter)
 
-    def add(self, other: Tally) -> None:
-        """Take in what another scan met."""
-        self.samples += other.samples
-        self.suffixes += other.suffixes
-        self.passed += other.passed
+    def count(self, suffixes: Iterable[str]) -> None:
+        """Take in a sample with these members."""
+        self.samples += 1
+        self.suffixes.update(suffixes)
+
+    def __add__(self, other: Tally) -> Tally:
+        """What two scans met."""
+        return Tally(
+            samples=self.samples + other.samples,
+            suffixes=self.suffixes + other.suffixes,
+            passed=self.passed + other.passed,
+        )
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -88,10 +95,10 @@ def samples(
             continue
         if split[0] != key:
             if key is not None:
+                tally.count(found.keys())
                 yield Sample(key, row, at, found, data)
                 row += 1
             key, at, found, data = split[0], member.offset, {}, {}
-            tally.samples += 1
             if key in places:
                 raise InputError(
                     f"The sample {key!r} of {source.uri} is in two places, at bytes {places[key]:,} and {at:,} (member {member.name!r}). Members of a sample must be adjacent, and a key may come once in a tar; sort the tar by name, or rename one."
@@ -103,10 +110,10 @@ def samples(
                 f"The sample {key!r} of {source.uri} has its member {member.name!r} twice, at bytes {found[suffix].offset:,} and {member.offset:,}. Which one is meant is not clear; remove or rename one."
             )
         found[suffix] = member
-        tally.suffixes[suffix] += 1
         if wants(split[0], suffix, member.size):
             data[suffix] = payload(file, source, member)
     if key is not None:
+        tally.count(found.keys())
         yield Sample(key, row, at, found, data)
 
 
@@ -123,10 +130,12 @@ PIECE_BYTES: Final = 256 << 20
 """Tar bytes of one piece, so that a tar of many GB is read by many tasks, each in bounded memory."""
 
 
-def cuts(file: IO[bytes], source: Input, tally: Tally) -> list[tuple[int, int]]:
-    """(first sample, offset of its header) of each piece of about PIECE_BYTES; one pass over the headers."""
+def cuts(file: IO[bytes], source: Input, tally: Tally, limit: int | None = None) -> list[tuple[int, int]]:
+    """(first sample, offset of its header) of each piece of about PIECE_BYTES; one pass over headers, which ends with sample `limit`."""
     found: list[tuple[int, int]] = []
     for sample in samples(file, source, wants=nothing, tally=tally):
         if not found or sample.offset - found[-1][1] >= PIECE_BYTES:
             found.append((sample.row, sample.offset))
+        if sample.row + 1 == limit:
+            break
     return found

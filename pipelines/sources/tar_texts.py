@@ -2,8 +2,9 @@
 
 Owns: which members and json fields are texts, the id of a scene, the reject of what cannot be read. Does not own: cleaning.
 A sample is named by what its json says of its picture: `sha256`, else `url` where img2dataset wrote it (elsewhere it may be of a page with
-many pictures), else `uid`; and a sample of ours by its `scene_key`. Its key in the tar is the number of a row in one download
-(UCSC-VLAA/Recap-DataComp-1B#11), so it counts only together with the tar, and only where the json holds nothing better.
+many pictures), else `uid` in the form of DataComp (elsewhere it may be of a user); and a sample of ours by its `scene_key`. Its key in
+the tar is the number of a row in one download (UCSC-VLAA/Recap-DataComp-1B#11), so it counts only together with the tar, and only where
+the json holds nothing better.
 Invariant: a sample gives at least one text; where it has none, that is one absent text, which becomes a reject (A12).
 """
 
@@ -13,11 +14,11 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from catalog.schema import ROLES
+from catalog.schema import DATASET_PATTERN, KEY_PATTERN, ROLES, read_back
 from pipelines.sources import layout as lay
 from pipelines.sources.documents import NotJson, encode, name_of, parse, show
 from pipelines.sources.lines import MAX_LINE_BYTES
@@ -37,10 +38,16 @@ ID_FIELDS: Final = ("sha256", "url", "uid")
 STATE_FIELDS: Final = ("key", "status", "error_message")
 """What img2dataset adds to the json of a sample and to each row of its metadata."""
 
+SCENE_KEY: Final = "scene_key"
+"""Of a sample of our own view tars."""
+
 KEY: Final = "__key__"
 """webdataset's name of a sample's key, for `source.id`."""
 
+JSON_ENDS: Final = ("json", "json.gz")
+
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_UID = re.compile(r"[0-9a-f]{32}")
 
 Text: TypeAlias = tuple[str, str, bytes | None, str | None]
 """(field, role, text as read, None or what is wrong), the arguments of `rows.Builder.text`."""
@@ -66,56 +73,99 @@ class Reading:
 
     def wants(self, suffix: str, size: int) -> bool:
         """Whether the payload must be read to know texts and id."""
-        return size <= TEXT_BYTES_MAX and (self.is_text(suffix) or suffix in ("json", "json.gz"))
+        return size <= TEXT_BYTES_MAX and (self.is_text(suffix) or suffix in JSON_ENDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """What names a scene. id: None when it cannot be told. field: that says it, None when none does. wrong: why its texts are rejects."""
+
+    id: str | None
+    field: str | None
+    wrong: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
     """What a sample says of its scene. id: None when it cannot be told, which rejects its texts.
 
-    sha256, url: of its json. fields: names in the json.
+    named_by: the field that holds the id, None when it is the name of the tar and the key. sha256, url: of its json. dataset: of ours
+    that its json names. fields: names in the json.
     """
 
     id: str | None
     texts: list[Text]
+    named_by: str | None = None
     sha256: str | None = None
     url: str | None = None
+    dataset: str | None = None
     fields: tuple[str, ...] = ()
 
 
-def told(sample: Sample, reading: Reading, *, uri: str) -> Told:
-    """Texts and id of the sample; uri: of its tar."""
+def told(
+    sample: Sample, reading: Reading, fallback: Callable[[str], str], *, row: Mapping[str, Any] | None = None
+) -> Told:
+    """Texts and id of the sample.
+
+    fallback: key -> id of a sample that nothing else names. row: of img2dataset's metadata, which stands for a json that is not there.
+    """
     document, raw, wrong = _json(sample)
-    if wrong is None and isinstance(document, dict):
-        id_, broken = scene_id(document, reading, fallback=f"{uri}#{sample.key}", key=sample.key)
+    has_row = row is not None and not any(suffix in sample for suffix in JSON_ENDS)
+    if has_row:
+        document = row
+    if wrong is None and isinstance(document, Mapping):
+        name = scene_name(document, reading, fallback, key=sample.key)
         texts = list(_texts(sample, document, reading))
+        if has_row and not any(text and text.strip() for _, _, text, _ in texts):
+            texts = list(_row_texts(document, reading))
     else:
-        id_, broken = None, f"malformed_record: {wrong or f'its json is {name_of(document)}, not an object'}"
+        name = Name(None, None, f"malformed_record: {wrong or f'its json is {_kind(document)}, not an object'}")
         texts = list(_texts(sample, {}, reading))
         if all(text is None for _, _, text, _ in texts):
             texts = [("json", reading.role, raw, None)]
         document = {}
+    return _told(document, name, texts, reading)
+
+
+def row_told(row: Mapping[str, Any], reading: Reading, fallback: Callable[[str], str], *, key: str) -> Told:
+    """Texts and id of a row of img2dataset's metadata; its columns are what the json of a sample holds."""
+    return _told(row, scene_name(row, reading, fallback, key=key), list(_row_texts(row, reading)), reading)
+
+
+def _told(document: Mapping[str, Any], name: Name, texts: list[Text], reading: Reading) -> Told:
     texts = texts or [(TEXT_ENDS[0], reading.role, None, None)]
-    if broken is not None:
-        texts = [(field, role, text, broken) for field, role, text, _ in texts]
+    if name.wrong is not None:
+        texts = [(field, role, text, name.wrong) for field, role, text, _ in texts]
     return Told(
-        id=None if broken else id_,
+        id=None if name.wrong else name.id,
         texts=texts,
+        named_by=name.field,
         sha256=sha256_of(document),
         url=url_of(document),
+        dataset=dataset_of(document),
         fields=tuple(filter(_is_unicode, document)),
     )
 
 
-def row_told(row: Mapping[str, Any], reading: Reading, *, key: str, fallback: str | None) -> Told:
-    """Texts and id of a row of img2dataset's metadata; its columns are what the json of a sample holds."""
-    id_, broken = scene_id(row, reading, fallback=fallback, key=key)
-    named = reading.texts or [(name, reading.role) for name in row_texts(list(row), reading)]
-    texts = [text for name, role in named for text in _field(row.get(name), name, role)]
-    texts = texts or [(TEXT_ENDS[0], reading.role, None, None)]
-    if broken is not None:
-        texts = [(field, role, text, broken) for field, role, text, _ in texts]
-    return Told(id=None if broken else id_, texts=texts, sha256=sha256_of(row), url=url_of(row))
+def _row_texts(row: Mapping[str, Any], reading: Reading) -> Iterator[Text]:
+    for name, role in reading.texts or [(name, reading.role) for name in row_texts(list(row), reading)]:
+        yield from _field(row.get(name), name, role)
+
+
+def unread_field(sample: Sample, reading: Reading, said: Told) -> str | None:
+    """The json field whose texts are not read because the sample has text members, which say something else."""
+    if reading.texts or not any(map(reading.is_text, sample.members)):
+        return None
+    document, _, wrong = _json(sample)
+    if wrong is not None or not isinstance(document, dict):
+        return None
+    read = {text.strip() for _, _, text, _ in said.texts if text is not None}
+    for name, role in lay.guess_texts(list(document)):
+        if any(
+            text and text.strip() and text.strip() not in read for _, _, text, _ in _field(document[name], name, role)
+        ):
+            return name
+    return None
 
 
 def row_texts(columns: Sequence[str], reading: Reading) -> list[str]:
@@ -128,23 +178,31 @@ def row_texts(columns: Sequence[str], reading: Reading) -> list[str]:
 # --- ids ----------------------------------------------------------------------------------------------------------
 
 
-def scene_id(
-    document: Mapping[str, Any], reading: Reading, *, fallback: str | None, key: str
-) -> tuple[str | None, str | None]:
-    """(scene id, what is wrong) by the json of a sample, or by a row of img2dataset's metadata."""
+def scene_name(document: Mapping[str, Any], reading: Reading, fallback: Callable[[str], str], *, key: str) -> Name:
+    """What names the scene by the json of a sample, or by a row of img2dataset's metadata."""
     if reading.id == KEY:
-        return key, None
+        return Name(key, KEY)
+    is_ours = dataset_of(document) is not None
+    if is_ours and reading.id in ("", SCENE_KEY):
+        return Name(read_back(document[SCENE_KEY]), SCENE_KEY)
     if reading.id:
         return _named(document.get(reading.id), reading.id)
-    if "dataset" in document and isinstance(document.get("scene_key"), str):
-        return _named(document["scene_key"], "scene_key")
     if sha256 := sha256_of(document):
-        return sha256, None
+        return Name(sha256, "sha256")
     if is_fetched(document) and (url := url_of(document)):
-        return url, None
-    if document.get("uid") not in (None, ""):
-        return _named(document["uid"], "uid")
-    return fallback, None
+        return Name(url, "url")
+    uid = document.get("uid")
+    if isinstance(uid, str) and _UID.fullmatch(uid):
+        return Name(uid, "uid")
+    return Name(fallback(key), None)
+
+
+def dataset_of(document: Mapping[str, Any]) -> str | None:
+    """The dataset of ours that the json of a sample of our view tars names (`pipelines.tars`); None of any other json."""
+    dataset, scene_key = document.get("dataset"), document.get(SCENE_KEY)
+    if not isinstance(dataset, str) or not isinstance(scene_key, str) or is_fetched(document):
+        return None
+    return dataset if DATASET_PATTERN.fullmatch(dataset) and KEY_PATTERN.fullmatch(scene_key) else None
 
 
 def is_fetched(fields: Container[str]) -> bool:
@@ -152,16 +210,16 @@ def is_fetched(fields: Container[str]) -> bool:
     return all(name in fields for name in ("url", "key", "status"))
 
 
-def _named(value: Any, field: str) -> tuple[str | None, str | None]:
+def _named(value: Any, field: str) -> Name:
     if value is None or value == "":
-        return None, None
+        return Name(None, field)
     if isinstance(value, int) and not isinstance(value, bool):
-        return str(value), None
+        return Name(str(value), field)
     if not isinstance(value, str):
-        return None, f"malformed_record: the scene id in `{field}` is {name_of(value)}; write it as text"
+        return Name(None, field, f"malformed_record: the scene id in `{field}` is {_kind(value)}; write it as text")
     if _is_unicode(value):
-        return value, None
-    return None, f"malformed_record: the scene id in `{field}` is not Unicode"
+        return Name(value, field)
+    return Name(None, field, f"malformed_record: the scene id in `{field}` is not Unicode")
 
 
 def _is_unicode(text: str) -> bool:
@@ -232,12 +290,20 @@ def _element(value: Any, field: str, role: str) -> Text:
         return field, role, value, None
     if isinstance(value, str):
         return field, role, encode(value), None
-    return field, role, _shown(value), f"malformed_record: `{field}` is {name_of(value)}, not a text"
+    return field, role, _shown(value), f"malformed_record: `{field}` is {_kind(value)}, not a text"
+
+
+def _kind(value: Any) -> str:
+    """What a value of a json, or of a column that json has no form for, is in words."""
+    is_json = value is None or isinstance(value, (bool, int, float, str, list, dict))
+    return name_of(value) if is_json else f"a {type(value).__name__}"
 
 
 def _shown(value: Any) -> bytes | None:
     try:
         return show(value)
+    except TypeError:
+        return encode(str(value))  # a date of a parquet column
     except RecursionError:
         return None  # a thousand lists inside one another
 
@@ -247,7 +313,7 @@ def _shown(value: Any) -> bytes | None:
 
 def _json(sample: Sample) -> tuple[Any, bytes | None, str | None]:
     """(the document, its raw bytes, what is wrong); an empty object where the sample has no json."""
-    suffix = next((s for s in ("json", "json.gz") if s in sample), None)
+    suffix = next((s for s in JSON_ENDS if s in sample), None)
     if suffix is None:
         return {}, None, None
     raw, wrong = _payload(sample, suffix)

@@ -1,21 +1,21 @@
 """Tars in the layout of webdataset, whoever wrote them: members of one key are one sample, one sample is of one scene.
 
-Owns: options, splits, pieces, notes on what is not read. Does not own: the rule of keys (`tar_samples`), texts and ids (`tar_texts`),
-pictures (`tar_records`). What could run code when it is opened (`pyd`, `pkl`, `pth`) is never read.
+Owns: options, pieces, notes on what is not read. Does not own: the rule of keys (`tar_samples`), splits (`tar_places`), texts and ids
+(`tar_texts`), pictures (`tar_records`). What could run code when it is opened (`pyd`, `pkl`, `pth`) is never read.
 Invariant: records are in the order of the tar; scenes are brought together by id, since one picture may be in many samples.
-Every header is read once before the job starts, and a broken tar fails then.
+Every header is read before the job starts, and a broken tar fails then; with a limit, headers up to it.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import IO, Final
 
-from catalog.schema import SPLIT_PATTERN
 from infra.errors import ConfigError, InputError
 from pipelines.sources import Batch, Input, Piece, Source, Survey
 from pipelines.sources import layout as lay
@@ -24,20 +24,55 @@ from pipelines.sources import tar_samples as tars
 from pipelines.sources.names import listed, nearest
 from pipelines.sources.pictures import WRITERS
 from pipelines.sources.rows import Builder
-from pipelines.sources.tar_members import open_tar
-from pipelines.sources.tar_texts import ID_FIELDS, KEY, Reading, is_fetched, told
+from pipelines.sources.tar_members import open_headers, open_tar
+from pipelines.sources.tar_places import Tar, check_split, placed, split_notes
+from pipelines.sources.tar_texts import ID_FIELDS, JSON_ENDS, KEY, Reading, Told, is_fetched, told, unread_field
 
 TAR_ENDS: Final = (".tar", ".tar.gz", ".tgz")
 
-_SPLIT_WORD = re.compile(r"(?<![a-z])(train|val|valid|validation|dev|test)(?![a-z])", re.IGNORECASE)
-_SPLIT_NAMES: Final = {"valid": "val", "validation": "val", "dev": "val"}
+ONE_DATASET: Final = "Equal scene keys of two datasets name two scenes. Ingest each as a dataset of its own; or, if they are the same scenes, say so with `--set source.id=scene_key`."
 
 
 @dataclass(frozen=True, kw_only=True)
 class TarPiece(Piece):
-    """A piece of a tar, and where its first sample begins. Of a gzipped tar the offset is in what comes out, all before it is unpacked."""
+    """A piece of a tar. offset: where its first sample begins; of a gzipped tar in what comes out, all before it is unpacked.
+
+    dataset: of ours, which all samples of the job name; None when none does.
+    """
 
     offset: int
+    dataset: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Scan:
+    """What the headers of a tar say. cuts: first sample and offset of each piece. first: of its first sample that can be told."""
+
+    tar: Tar
+    tally: tars.Tally
+    cuts: list[tuple[int, int]]
+    first: Told | None
+
+
+@dataclass(kw_only=True)
+class Peek:
+    """What the first samples of a tar hold: samples by member, by json field, by what names them, by json field that is not read."""
+
+    samples: int = 0
+    suffixes: Counter[str] = field(default_factory=Counter)
+    fields: Counter[str] = field(default_factory=Counter)
+    named: Counter[str | None] = field(default_factory=Counter)
+    unread: Counter[str] = field(default_factory=Counter)
+
+    def add(self, sample: tars.Sample, said: Told, reading: Reading) -> None:
+        """Take in a sample and what it says."""
+        self.samples += 1
+        self.suffixes.update(sample.members.keys())
+        self.fields.update(said.fields)
+        if said.id is not None:
+            self.named[said.named_by] += 1
+        if (name := unread_field(sample, reading, said)) is not None:
+            self.unread[name] += 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +82,9 @@ class WebdatasetTars(Source):
     text: str = ""
     "Members or json fields, commas between, each `name` or `name:role`. Empty: `txt` members, else a known json field."
     id: str = ""
-    "Json field that names the scene, or `__key__`. Empty: sha256, img2dataset's url, or uid of the json, else tar and key."
+    "Json field that names the scene, or `__key__`. Empty: sha256, img2dataset's url, or DataComp's uid of the json, else tar and key."
     split: str = ""
-    "Split of all samples. Empty: by a word in the tar's path (`val-0001.tar`), else train."
+    "Split of all samples. Empty: by the name of the tar (`val-0001.tar`), else of its folder (`val`), else train."
 
     name = "webdataset"
     bad_passes = 5
@@ -68,63 +103,75 @@ class WebdatasetTars(Source):
         return name.lower().endswith(TAR_ENDS)
 
     def survey(self, inputs: Sequence[Input], limit: int | None) -> Survey:
-        """Reads every header. Raises InputError for a broken tar and for samples that are not whole."""
-        files = sorted((i for i in inputs if self.reads(i.uri)), key=lambda i: i.uri)
+        """Reads headers until `limit` is reached. Raises InputError for a broken tar, and for samples that are not whole or not of one kind."""
+        files = placed([i for i in inputs if self.reads(i.uri)], self.split)
         if not files:
             message = f"None of the inputs is a tar by its name: {listed([i.uri for i in inputs])}. Tars end in {', '.join(TAR_ENDS)}."
             raise InputError(message)
-        with ThreadPoolExecutor(tars.HEADER_THREADS) as threads:
-            scans = list(threads.map(_scan, files))
-        tally = tars.Tally()
-        pieces: list[Piece] = []
-        left = limit
-        for source, (tally_of_tar, cuts) in zip(files, scans, strict=True):
-            tally.add(tally_of_tar)
-            rows = tally_of_tar.samples if left is None else min(left, tally_of_tar.samples)
-            left = None if left is None else left - rows
-            stops = [first for first, _ in cuts[1:]] + [rows]
-            for (start, offset), stop in zip(cuts, stops, strict=True):
-                if start < rows:
-                    counts = {split_of(source, self.split): min(stop, rows) - start}
-                    piece = TarPiece(
-                        input=source, start=start, stop=min(stop, rows), scenes_by_split=counts, offset=offset
-                    )
-                    pieces.append(piece)
         reading = self._reading()
-        _check_texts(reading, tally, files)
-        fields = _peek(files, scans, reading)
-        if self.id == KEY and is_fetched(fields):
-            message = f"The tars are img2dataset's, whose keys are the numbers of rows in one download, so source.id={KEY} would name other pictures after the next. Leave it out; the json holds {listed(sorted(fields.keys() & set(ID_FIELDS)))}."
+        scans = list(_scans(files, reading, limit))
+        tally = sum((scan.tally for scan in scans), tars.Tally())
+        held = [scan for scan in scans if scan.tally.samples]
+        if not held:
+            message = f"None of {listed([f.uri for f in files])} holds a sample ({_counts(tally.passed) if tally.passed else 'nothing at all'}). A sample is one file or more, each named `KEY.SUFFIX`. Check what was packed."
             raise InputError(message)
+        self._check_names(held)
+        _check_texts(reading, tally, files)
+        dataset = held[0].first.dataset if held[0].first and not self.id else None
+        pieces: list[Piece] = []
+        for scan in held:
+            left = None if limit is None else limit - sum(piece.stop - piece.start for piece in pieces)
+            pieces += _pieces(scan, dataset, left)
+        first = peek_at(held[0].tar, reading, limit)
         return Survey(
-            format=f"webdataset tars, {len(files)} files, {tally.samples:,} samples",
+            format=f"webdataset tars, {len(files)} files, {sum(p.stop - p.start for p in pieces):,} samples",
             pieces=pieces,
-            columns=_meanings(tally, reading, fields),
-            notes=[*_notes(tally, reading, fields), *_split_notes(files, self.split), *_skipped(inputs, files)],
+            columns=_meanings(tally, reading, first),
+            notes=[
+                *_notes(tally, reading, first),
+                *split_notes([scan.tar for scan in held], self.split),
+                *_skipped(inputs, files, [scan.tar for scan in scans if not scan.tally.samples]),
+            ],
         )
+
+    def _check_names(self, scans: Sequence[_Scan]) -> None:
+        """Raises InputError when an id would name scenes of several downloads, several datasets of ours, or several tars."""
+        fetched = next((scan.first for scan in scans if scan.first and is_fetched(scan.first.fields)), None)
+        if self.id == KEY and fetched:
+            message = f"The tars are img2dataset's, whose keys are the numbers of rows in one download, so source.id={KEY} would name other pictures after the next. Leave it out; the json holds {listed(sorted({*fetched.fields} & {*ID_FIELDS}))}."
+            raise InputError(message)
+        if self.id:
+            return
+        of_dataset = {scan.first.dataset: scan.tar.uri for scan in reversed(scans) if scan.first}
+        if len(of_dataset) > 1:
+            found = listed(sorted(f"{uri} holds {name or 'samples of others'}" for name, uri in of_dataset.items()))
+            raise InputError(f"The tars are not of one goodviews dataset: {found}. {ONE_DATASET}")
+        for scan in scans:
+            if scan.first and scan.first.named_by is None and scan.first.id:
+                scan.tar.fallback(scan.first.id)
 
     def read(self, piece: Piece) -> Iterator[Batch]:
         """Samples [start, stop) of one tar."""
-        source = piece.input
-        if source is None:
-            raise InputError("A piece of webdataset tars names no input.")
+        tar = piece.input
+        if not isinstance(piece, TarPiece) or not isinstance(tar, Tar):
+            raise InputError("A piece of webdataset tars names no tar.")
         reading = self._reading()
-        place = rec.Place(uri=source.uri, split=split_of(source, self.split))
-        builder = Builder(source.uri)
-        offset, row = (piece.offset, piece.start) if isinstance(piece, TarPiece) else (0, 0)
+        builder = Builder(tar.uri)
 
         def wants(key: str, suffix: str, size: int) -> bool:
             return rec.wants(reading, suffix, size)
 
-        with open_tar(source) as file:
-            for sample in tars.samples(file, source, wants=wants, offset=offset, row=row):
+        with open_tar(tar) as file:
+            for sample in tars.samples(file, tar, wants=wants, offset=piece.offset, row=piece.start):
                 if sample.row >= piece.stop:
                     break
-                if sample.row < piece.start:
-                    continue
                 if builder.is_full:
                     yield builder.build()
-                rec.add(builder, sample, sample.row, reading, place)
+                said = told(sample, reading, tar.fallback)
+                if said.id is not None and said.dataset != piece.dataset and not self.id:
+                    message = f"The sample {sample.key!r} of {tar.uri} is of {said.dataset or 'no goodviews dataset'}, the first one of the input of {piece.dataset or 'none'}. {ONE_DATASET}"
+                    raise InputError(message)
+                rec.add(builder, sample, sample.row, said, tar)
         if not builder.is_empty:
             yield builder.build()
 
@@ -139,44 +186,64 @@ def check_id(id_: str) -> None:
         raise ConfigError(message)
 
 
-def check_split(split: str) -> None:
-    """Raises ConfigError for what is no split name; empty is legal."""
-    if split and not SPLIT_PATTERN.fullmatch(split):
-        raise ConfigError(f"The option source.split={split!r} is no split name (lower-case letters, digits, `_`).")
+def _no_fallback(key: str) -> str:
+    return key
 
 
-def split_of(source: Input, option: str) -> str:
-    """The option, else the last of the words train, val, test in the path below the input root, else train."""
-    if option:
-        return option
-    words = [word.lower() for word in _SPLIT_WORD.findall(source.uri)]
-    return _SPLIT_NAMES.get(words[-1], words[-1]) if words else lay.FALLBACK_SPLIT
+def _scans(files: Sequence[Tar], reading: Reading, limit: int | None) -> Iterator[_Scan]:
+    """The scans in order, until `limit` samples were seen; the headers of later tars are not read."""
+    step = len(files) if limit is None else tars.HEADER_THREADS
+    left = limit
+    with ThreadPoolExecutor(tars.HEADER_THREADS) as threads:
+        for first in range(0, len(files), step):
+            for scan in threads.map(partial(_scan, reading=reading, limit=left), files[first : first + step]):
+                yield scan
+                left = None if left is None else left - scan.tally.samples
+                if left is not None and left <= 0:
+                    return
 
 
-def _scan(source: Input) -> tuple[tars.Tally, list[tuple[int, int]]]:
+def _scan(tar: Tar, *, reading: Reading, limit: int | None) -> _Scan:
     tally = tars.Tally()
-    with open_tar(source) as file:
-        cuts = tars.cuts(file, source, tally)
-    return tally, cuts
+    with open_headers(tar) as file:
+        first = next((said for _, said in _first_samples(file, tar, reading) if said.id is not None), None)
+        cuts = tars.cuts(file, tar, tally, limit)
+    return _Scan(tar=tar, tally=tally, cuts=cuts, first=first)
+
+
+def _pieces(scan: _Scan, dataset: str | None, limit: int | None) -> Iterator[TarPiece]:
+    rows = scan.tally.samples if limit is None else min(limit, scan.tally.samples)
+    stops = [first for first, _ in scan.cuts[1:]] + [rows]
+    for (start, offset), stop in zip(scan.cuts, stops, strict=True):
+        if start < rows:
+            count = min(stop, rows) - start
+            yield TarPiece(
+                input=scan.tar,
+                start=start,
+                stop=start + count,
+                scenes_by_split={scan.tar.split: count},
+                offset=offset,
+                dataset=dataset,
+            )
 
 
 PEEKED_SAMPLES: Final = 100
 
 
-def _peek(
-    files: Sequence[Input], scans: Sequence[tuple[tars.Tally, list[tuple[int, int]]]], reading: Reading
-) -> Counter[str]:
-    """How many of the first samples of the first tar that has any hold each json field."""
-    fields: Counter[str] = Counter()
-    source = next((f for f, (tally, _) in zip(files, scans, strict=True) if tally.samples), None)
-    if source is None:
-        return fields
-    with open_tar(source) as file:
-        for sample in tars.samples(file, source, wants=lambda _, suffix, size: reading.wants(suffix, size)):
-            if sample.row >= PEEKED_SAMPLES:
-                break
-            fields.update(told(sample, reading, uri=source.uri).fields)
-    return fields
+def _first_samples(file: IO[bytes], tar: Tar, reading: Reading) -> Iterator[tuple[tars.Sample, Told]]:
+    """The first samples without pictures, and what each says."""
+    found = tars.samples(file, tar, wants=lambda _, suffix, size: reading.wants(suffix, size))
+    for sample in islice(found, PEEKED_SAMPLES):
+        yield sample, told(sample, reading, _no_fallback)
+
+
+def peek_at(tar: Tar, reading: Reading, limit: int | None) -> Peek:
+    """What the first samples of the tar hold, of `limit` at most."""
+    peek = Peek()
+    with open_headers(tar) as file:
+        for sample, said in islice(_first_samples(file, tar, reading), limit):
+            peek.add(sample, said, reading)
+    return peek
 
 
 def _check_texts(reading: Reading, tally: tars.Tally, files: Sequence[Input]) -> None:
@@ -193,63 +260,48 @@ def _check_texts(reading: Reading, tally: tars.Tally, files: Sequence[Input]) ->
         raise InputError(message)
 
 
-def _meanings(tally: tars.Tally, reading: Reading, fields: Counter[str]) -> dict[str, str]:
+def _meanings(tally: tars.Tally, reading: Reading, peek: Peek) -> dict[str, str]:
     found: dict[str, str] = {}
     for suffix in sorted(tally.suffixes):
         if reading.is_text(suffix):
             named = (role for name, role in reading.texts if name in (suffix, suffix.removesuffix(".gz")))
             found[suffix] = f"text:{next(named, reading.role)}"
+        elif rec.frame_of(suffix) is not None:
+            found[f"fNNN.{suffix.partition('.')[2]}"] = "image, frame"
         elif rec.is_picture(suffix):
             found[suffix] = "image"
     has_members = any(meaning.startswith("text") for meaning in found.values())
-    wanted = reading.texts or (() if has_members else lay.guess_texts(list(fields)))
-    found |= {f"json {name}": f"text:{role}" for name, role in wanted if name in fields and name not in found}
-    found |= {f"json {name}": "scene id" for name in _ids(reading, fields)}
+    wanted = reading.texts or (() if has_members else lay.guess_texts(list(peek.fields)))
+    found |= {f"json {name}": f"text:{role}" for name, role in wanted if name in peek.fields and name not in found}
+    found |= {f"json {name}": "scene id" for name in peek.named if name is not None and name != KEY}
     return found
 
 
-def _notes(tally: tars.Tally, reading: Reading, fields: Counter[str]) -> Iterator[str]:
-    unread = Counter(
-        {
-            suffix: count
-            for suffix, count in tally.suffixes.items()
-            if not reading.is_text(suffix) and not rec.is_picture(suffix) and suffix not in ("json", "json.gz")
-        }
-    )
-    if unread:
+def _notes(tally: tars.Tally, reading: Reading, peek: Peek) -> Iterator[str]:
+    opened = {s for s in tally.suffixes if reading.is_text(s) or rec.is_picture(s) or s in JSON_ENDS}
+    if unread := Counter({suffix: count for suffix, count in tally.suffixes.items() if suffix not in opened}):
         yield f"members that are neither text nor picture are not read: {_counts(unread)}"
     if tally.passed:
         yield f"entries that belong to no sample are passed over: {_counts(tally.passed)}"
-    if is_fetched(fields):
+    if is_fetched(peek.fields):
         yield "the tars are img2dataset's; the source `img2dataset` reads them with their parquet, which also names what was not fetched"
-    if not tally.samples:
-        yield "the tars are whole, but hold no sample"
     named = [reading.id] if reading.id not in ("", KEY) else []
     for name in [*named, *(name for name, _ in reading.texts)]:
-        if name not in tally.suffixes and f"{name}.gz" not in tally.suffixes and name not in fields:
-            yield f"none of the first {PEEKED_SAMPLES} samples has a member or json field `{name}` (fields: {listed(sorted(fields))})"
-    if not reading.id and tally.samples and not _ids(reading, fields):
-        yield f"the first samples name no picture (sha256, uid), so scenes are named by tar and key; `--set source.id={KEY}` names them by key alone, if keys are your own"
+        if name not in tally.suffixes and f"{name}.gz" not in tally.suffixes and name not in peek.fields:
+            yield f"none of the first {peek.samples} samples has a member or json field `{name}` (fields: {listed(sorted(peek.fields))})"
+    for name, count in peek.unread.items():
+        members = sorted(filter(reading.is_text, tally.suffixes))
+        yield f"{count} of the first {peek.samples} samples have a text member and other texts in their json's `{name}`, which is not read; `--set source.text={','.join([*members, name])}` reads both"
+    if peek.named[None]:
+        uid = " (`uid` counts only as the 32 hex digits of DataComp; `--set source.id=uid` names them by it)"
+        yield f"{peek.named[None]} of the first {peek.samples} samples name no picture (sha256, uid), so scenes are named by tar and key{uid if 'uid' in peek.fields else ''}; `--set source.id={KEY}` names them by key alone, if keys are your own"
 
 
-def _ids(reading: Reading, fields: Counter[str]) -> list[str]:
-    """The json fields that name scenes, in the order of their right to."""
-    if reading.id:
-        return [reading.id] if reading.id in fields else []
-    if "dataset" in fields and "scene_key" in fields:
-        return ["scene_key"]
-    return [name for name in ID_FIELDS if name in fields and (name != "url" or is_fetched(fields))]
-
-
-def _split_notes(files: Sequence[Input], option: str) -> Iterator[str]:
-    counts = Counter(split_of(source, option) for source in files)
-    if not option and set(counts) != {lay.FALLBACK_SPLIT}:
-        yield f"splits are taken from the paths of the tars: {_counts(counts)}; `--set source.split=<name>` gives all one"
-
-
-def _skipped(inputs: Sequence[Input], files: Sequence[Input]) -> Iterator[str]:
+def _skipped(inputs: Sequence[Input], files: Sequence[Tar], empty: Sequence[Tar]) -> Iterator[str]:
     if len(files) < len(inputs):
         yield f"{len(inputs) - len(files)} inputs are no tars by their names and are not read"
+    if empty:
+        yield f"{len(empty)} tars are whole, but hold no sample: {listed([tar.uri for tar in empty])}"
 
 
 def _counts(counts: Counter[str]) -> str:

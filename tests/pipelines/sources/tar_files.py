@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from PIL import Image
 
 Members = Iterable[tuple[str, bytes]]
@@ -132,3 +133,11 @@ def write_img2dataset(folder: Path) -> Path:
     write_shard(folder)
     write_shard(folder, [{"caption": f"a chair, model {n}", "shade": 20 * n + 1} for n in range(12)], shard=2)
     return folder
+
+
+def read_bytes() -> int:
+    """Bytes that this process read so far."""
+    try:
+        return int(Path("/proc/self/io").read_text().split()[1])
+    except OSError:
+        pytest.skip("this system does not count what a process reads")

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import datetime
+import decimal
 import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +27,7 @@ from tests.pipelines.sources.tar_files import (
     METADATA,
     metadata,
     picture,
+    read_bytes,
     tar_of,
     write_img2dataset,
     write_shard,
@@ -170,6 +174,108 @@ def test_samples_whose_json_was_not_written_are_named_by_their_place(read_whole:
     assert [t["text"] for t in whole.texts] == [None, b"b"]
 
 
+def test_a_sample_without_json_is_its_row_of_the_metadata(
+    read_whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A3, A12: img2dataset#344, with the parquet beside the tar."""
+    paths = files(write_shard(tmp_path))
+    whole = read_whole(SOURCE, *paths)
+    with_texts = [("000000000", b"red boots, size 38"), ("000000001", b""), ("000000002", None), ("000000004", b"")]
+    members = []
+    for key, text in with_texts:
+        members.append((f"{key}.jpg", picture(FETCHED[int(key)]["shade"])))
+        members += [] if text is None else [(f"{key}.txt", text)]
+    write_tar(paths[0], members)
+    for piece_bytes in (tar_samples.PIECE_BYTES, 4_096):
+        monkeypatch.setattr(tar_samples, "PIECE_BYTES", piece_bytes)
+        found = read_whole(SOURCE, *paths)
+        assert found.ids == whole.ids and found.records == whole.records
+        assert [t["text"] for t in found.texts] == [
+            b"red boots, size 38",
+            b"Boots",
+            b"a hill in fog",
+            b"gone for good",
+            None,
+            b"too slow",
+        ]
+    urls = read_whole(Img2dataset(id="url", text="txt,caption:recap"), *paths)
+    assert urls.ids == [row["url"] for row in metadata(FETCHED)]
+    assert [t["text"] for t in urls.texts][:6] == [
+        b"red boots, size 38",
+        b"red boots, size 38",
+        b"",
+        b"Boots",
+        None,
+        b"a hill in fog",
+    ]
+
+
+def test_pieces_read_their_own_samples_alone(inputs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"caption": f"a lamp, model {n}", "shade": n} for n in range(60)]
+    came = [*range(30, 60), *range(29, -1, -1)]
+    tar, parquet, _ = files(write_shard(tmp_path, rows, order=came))
+    every = pq.read_table(parquet).to_pylist()
+    large = [(f"{row['key']}.{end}", data) for row in every for end, data in (("bin", bytes(399_000)), ("jpg", b"x"))]
+    write_tar(tar, large)
+    monkeypatch.setattr(tar_samples, "PIECE_BYTES", tar.stat().st_size // 6)
+    for paths in ((tar, parquet), (tar,)):
+        survey = SOURCE.survey(inputs(*paths), None)
+        assert len(survey.pieces) > 5
+        before = read_bytes()
+        numbers = [n for p in survey.pieces for b in SOURCE.read(p) for n in b.records["source_row"].to_pylist()]
+        assert numbers == list(range(60))
+        assert read_bytes() - before < tar.stat().st_size / 5
+
+
+def test_a_limit_ends_the_survey(inputs: Any, tmp_path: Path) -> None:
+    for number in range(40):
+        write_shard(tmp_path, FETCHED[:3], shard=number)
+    (tmp_path / "00039.parquet").write_bytes(b"not parquet")
+    survey = SOURCE.survey(find_inputs([str(tmp_path)], SOURCE.reads)[1], 4)
+    assert [(p.start, p.stop) for p in survey.pieces] == [(0, 3), (0, 1)]
+    with pytest.raises(InputError, match=r"00039\.parquet is not a whole parquet file"):
+        SOURCE.survey(find_inputs([str(tmp_path)], SOURCE.reads)[1], None)
+
+
+def with_pictures(folder: Path, **columns: Any) -> Path:
+    """A shard of one row whose parquet carries the picture."""
+    row = {"key": "000000000", "status": "success", "url": "http://a.example/1", "txt": "a", "jpg": picture(1)}
+    path = folder / "00000.parquet"
+    pq.write_table(pa.Table.from_pylist([row | columns]), path)
+    return path
+
+
+def test_names_that_no_file_has_are_refused_or_said(inputs: Any, tmp_path: Path) -> None:
+    parquet = inputs(with_pictures(tmp_path, caption="a"))
+    for option in ({"text": "captoin"}, {"id": "captoin"}):
+        with pytest.raises(InputError, match=r"No parquet of 00000\.parquet has a column 'captoin'.*mean 'caption'"):
+            Img2dataset(**option).survey(parquet, None)
+    tar = inputs(*files(write_shard(tmp_path)))
+    for option in ({"text": "captoin"}, {"id": "captoin"}):
+        (note,) = [note for note in Img2dataset(**option).survey(tar, None).notes if "captoin" in note]
+        assert "none of the first 4 samples of 00000.tar" in note and "Did you mean 'caption'" in note
+    known = Img2dataset(text="txt,caption:recap", id="url").survey(tar, None)
+    assert not any("none of the first" in note for note in known.notes)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (datetime.datetime(2020, 1, 2), b"2020-01-02 00:00:00"),
+        (decimal.Decimal("1.50"), b"1.50"),
+        ([datetime.date(2020, 1, 2)], b"2020-01-02"),
+        ({"a": datetime.date(2020, 1, 2)}, b"{'a': datetime.date(2020, 1, 2)}"),
+        (7, b"7"),
+    ],
+)
+def test_a_column_that_holds_no_texts_is_a_reject(read_whole: Any, tmp_path: Path, value: Any, shown: bytes) -> None:
+    path = with_pictures(tmp_path, other=value)
+    (text,) = read_whole(Img2dataset(text="other"), path).texts
+    assert text["text"] == shown and re.search(r"malformed_record: `other(\[0\])?` is an? \w+, not", text["broken"])
+    named = read_whole(Img2dataset(id="other"), path)
+    assert named.ids == (["7"] if value == 7 else [None])
+
+
 Edit = Callable[[Path], None]
 
 
@@ -212,6 +318,12 @@ def with_pictures_twice(tar: Path) -> None:
 
 def without_its_tar(tar: Path) -> None:
     tar.unlink()
+
+
+def test_metadata_without_its_tar_fails_in_the_survey(tmp_path: Path) -> None:
+    without_its_tar(write_shard(tmp_path))
+    with pytest.raises(InputError, match=r"00000\.parquet carries no pictures, and the tar beside it is not there"):
+        SOURCE.survey(find_inputs([str(tmp_path)], SOURCE.reads)[1], None)
 
 
 def with_stats_alone(tar: Path) -> None:

@@ -104,6 +104,41 @@ def test_our_own_good_and_bad_tars_read_back_as_the_scenes_that_they_are(tmp_pat
     assert verify(home).problems == []
 
 
+def test_hashed_keys_and_frames_of_our_own_tars_read_back_as_they_are(tmp_path: Path, home: Home) -> None:
+    """A scene named by a url has a hashed key, which must not be hashed again; 70 frames are one record of texts."""
+    samples = [
+        (f"clip {n}/0", [*((f"f{k:03d}.jpg", picture(k + n)) for k in range(70)), ("txt", b"a dog runs %d" % n)])
+        for n in range(2)
+    ]
+    members = [(f"{key}.{suffix}", data) for key, parts in samples for suffix, data in parts]
+    write_tar(tmp_path / "in" / "val" / "0.tar", members)
+    made = run("webdataset", [str(tmp_path / "in")], home, ["views=good,bad"])
+    assert made.rejects == {} and len(captions(made)) == 2
+    assert all(key.startswith("h-") for key in captions(made))
+    back = run("webdataset", [f"{made.url}/views/good"], home)
+    bad = run("webdataset", [f"{made.url}/views/bad/pass-00"], home)
+    assert captions(made) == captions(back) == captions(bad)
+    frames = {
+        outcome.version: {
+            s["scene_key"]: [(i["sha256"], i["frame"], i["width"]) for i in s["images"]]
+            for s in table(outcome, "scenes")
+        }
+        for outcome in (made, back)
+    }
+    assert frames[made.version] == frames[back.version]
+    assert [frame for _, frame, _ in next(iter(frames[back.version].values()))] == list(range(70))
+    assert {s["split"] for s in table(back, "scenes")} == {"val"}
+    assert verify(home).problems == []
+
+
+def test_one_picture_in_too_many_samples_is_still_an_oversized_group(tmp_path: Path, home: Home) -> None:
+    members = [(f"{n}.json", json.dumps({"caption": f"text {n}", "sha256": "ab" * 32}).encode()) for n in range(65)]
+    path = write_tar(tmp_path / "in" / "a.tar", [*members, ("x.txt", b"a dog")])
+    outcome = run("webdataset", [str(path)], home)
+    assert outcome.rejects == {"oversized_group": 65} and len(captions(outcome)) == 1
+    assert {r["detail"] for r in table(outcome, "rejects")} == {"65 records, at most 64"}
+
+
 def test_img2dataset_and_webdataset_give_one_picture_one_key(tmp_path: Path, home: Home) -> None:
     folder = write_img2dataset(tmp_path / "in")
     full = run("img2dataset", [str(folder)], home)

@@ -15,10 +15,11 @@ from PIL import Image
 from infra.errors import ConfigError, InputError
 from pipelines.sources import tar_samples
 from pipelines.sources.webdataset_tars import WebdatasetTars
-from tests.pipelines.sources.tar_files import picture, tar_of, write_tar, write_webdataset
+from tests.pipelines.sources.tar_files import picture, read_bytes, tar_of, write_tar, write_webdataset
 
 SOURCE = WebdatasetTars()
 SHA = "ab" * 32
+UID = "0123456789abcdef" * 2
 FETCHED = {"key": "0001", "status": "success", "error_message": None, "url": "http://a.example/1"}
 """What img2dataset says in each json."""
 
@@ -93,7 +94,6 @@ def test_dotted_texts_are_in_the_order_of_their_numbers(read_whole: Any, tmp_pat
         ("json", b"[1, 2]", "its json is a list, not an object"),
         ("json", doc(caption=7), "`caption` is a number, not a text"),
         ("json", doc(captions=["a", {"x": 1}]), r"`captions\[1\]` is an object"),
-        ("json", doc(uid=1.5, caption="a"), "scene id in `uid` is a number"),
         ("txt.gz", gzip.compress(b"a cat", mtime=0)[:-4], "not whole gzip"),
         ("json.gz", b"no gzip", "not whole gzip"),
     ],
@@ -149,12 +149,17 @@ def test_named_texts_have_their_roles_and_absent_ones_are_absent(read_whole: Any
         ({"sha256": SHA.upper(), "url": "http://a.example/1", "uid": "u"}, SHA),
         ({"sha256": "short", **FETCHED, "url": "HTTP://A.Example:80/1#x", "uid": "u"}, "http://a.example/1"),
         # Elsewhere an address may be of a page, and its pictures would become one scene.
-        ({"url": "http://a.example/page", "uid": "u"}, "u"),
+        ({"url": "http://a.example/page", "uid": UID}, UID),
         ({"url": "http://a.example/page"}, "a.tar#sub.v1/0001"),
-        ({"uid": "u", "key": "0001"}, "u"),
-        ({"uid": 12}, "12"),
+        ({"uid": UID, "key": "0001"}, UID),
+        # Elsewhere it may be of a user, whose pictures would become one scene.
+        ({"uid": 7}, "a.tar#sub.v1/0001"),
+        ({"uid": "7"}, "a.tar#sub.v1/0001"),
+        ({"uid": UID.upper()}, "a.tar#sub.v1/0001"),
         ({"key": "0001"}, "a.tar#sub.v1/0001"),
         ({"dataset": "toyworld", "scene_key": "toy-1", "sha256": SHA}, "toy-1"),
+        ({"dataset": "Not Ours", "scene_key": "toy-1", "sha256": SHA}, SHA),
+        ({"dataset": "shop", "scene_key": "Not Ours"}, "a.tar#sub.v1/0001"),
         ({"scene_key": "of somebody else"}, "a.tar#sub.v1/0001"),
     ],
 )
@@ -183,7 +188,7 @@ def test_a_named_id_that_is_absent_is_no_id(read_whole: Any, tmp_path: Path) -> 
     assert read_whole(WebdatasetTars(id="n"), path).ids == ["7", None]
     nowhere = read_whole(WebdatasetTars(id="number"), path)
     assert nowhere.ids == [None, None]
-    assert any("none of the first 100 samples has a member or json field `number`" in n for n in nowhere.survey.notes)
+    assert any("none of the first 2 samples has a member or json field `number`" in n for n in nowhere.survey.notes)
 
 
 @pytest.mark.parametrize("name", ["jpg", "jpeg", "png", "webp"])
@@ -250,24 +255,6 @@ def test_what_could_run_code_is_left_alone_and_named(read_whole: Any, tmp_path: 
     assert any("not read: npy 1, pkl 1, pth 1, pyd 1" in note for note in whole.survey.notes)
 
 
-def test_splits_are_words_of_the_path_or_the_option(inputs: Any, tmp_path: Path) -> None:
-    expected = {
-        "train-1.tar": "train",
-        "x/validation/1.tar": "val",
-        "a-TEST_3.tar": "test",
-        "train/dev-1.tar": "val",
-        "latest.tar": "train",
-        "contrail/trainer.tar": "train",
-    }
-    root = write_tar(tmp_path / "root.tar", [("1.txt", b"a")])
-    paths = [write_tar(tmp_path / name, [("1.txt", b"a")]) for name in expected]
-    survey = SOURCE.survey(inputs(root, *paths), None)
-    splits = {p.input.uri: set(p.scenes_by_split) for p in survey.pieces if p.input}
-    assert splits == {"root.tar": {"train"}} | {name: {split} for name, split in expected.items()}
-    one = WebdatasetTars(split="all").survey(inputs(root, *paths), None)
-    assert {split for p in one.pieces for split in p.scenes_by_split} == {"all"}
-
-
 @pytest.mark.parametrize("option", [{"split": "Not One"}, {"text": "a,,b"}, {"text": "a,a"}])
 def test_options_that_mean_nothing_are_refused(option: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"source\."):
@@ -307,3 +294,122 @@ def test_entries_that_are_no_files_are_passed_over_and_counted(read_whole: Any, 
     assert whole.ids == ["a.tar#1"]
     (note,) = [note for note in whole.survey.notes if "passed over" in note]
     assert note.endswith("files whose name has no key and suffix 3, links 2, devices 1, folders 1")
+
+
+# --- what is refused, or said -------------------------------------------------------------------------------------
+
+
+def test_tars_without_a_sample_are_named_and_passed_over(read_whole: Any, inputs: Any, tmp_path: Path) -> None:
+    one, nothing = write_tar(tmp_path / "a.tar", [("0.txt", b"a dog")]), write_tar(tmp_path / "b.tar", [])
+    whole = read_whole(SOURCE, one, nothing)
+    assert whole.ids == ["a.tar#0"] and [piece.input.uri for piece in whole.survey.pieces] == ["a.tar"]
+    assert any("1 tars are whole, but hold no sample: b.tar" in note for note in whole.survey.notes)
+    with pytest.raises(InputError, match=r"None of b\.tar holds a sample \(nothing at all\)"):
+        SOURCE.survey(inputs(nothing), None)
+    readme = write_tar(tmp_path / "c.tar", [("README", b"x")])
+    with pytest.raises(InputError, match=r"None of b\.tar, c\.tar holds a sample \(files whose name .* 1\)"):
+        SOURCE.survey(inputs(nothing, readme), None)
+
+
+def own(dataset: str, key: str, text: str) -> tuple[str, bytes]:
+    """A sample of a view tar of ours."""
+    captions = [{"index": 0, "role": "human", "text": text}]
+    return f"{key}.json", doc(dataset=dataset, scene_key=key, captions=captions)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (own("coco", "42", "a cat"), own("shop", "42", "red boots"), "1.tar holds coco, 2.tar holds shop"),
+        (own("coco", "42", "a cat"), ("0.txt", b"a dog"), "1.tar holds coco, 2.tar holds samples of others"),
+        (("0.json", doc(caption="x", sha256=SHA)), own("shop", "42", "a"), "samples of others, 2.tar holds shop"),
+    ],
+)
+def test_scenes_of_several_datasets_are_not_one_by_their_keys(
+    inputs: Any, read_whole: Any, tmp_path: Path, first: Any, second: Any, message: str
+) -> None:
+    paths = [write_tar(tmp_path / "1.tar", [first]), write_tar(tmp_path / "2.tar", [second])]
+    with pytest.raises(InputError, match=f"not of one goodviews dataset: .*{message}.*source.id=scene_key"):
+        SOURCE.survey(inputs(*paths), None)
+    # Packed into one tar, they are met when they are read.
+    both = write_tar(tmp_path / "3.tar", [first, ("x" + second[0], second[1])])
+    with pytest.raises(InputError, match=r"The sample 'x.*' of 3\.tar is of .*Equal scene keys of two datasets"):
+        read_whole(SOURCE, both)
+
+
+def test_equal_keys_of_two_datasets_are_one_scene_when_asked_for(read_whole: Any, tmp_path: Path) -> None:
+    hashed = "h-" + "a" * 32
+    paths = [
+        write_tar(tmp_path / f"{name}.tar", [own(name, "42", name), own(name, hashed, "x")])
+        for name in ("coco", "coco2")
+    ]
+    assert read_whole(WebdatasetTars(id="scene_key"), *paths).ids == ["42", f"scene_key:{hashed}"] * 2
+
+
+def test_a_broken_first_sample_does_not_hide_whose_the_tar_is(read_whole: Any, tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "1.tar", [("1.json", b"{"), own("coco", "42", "a cat")])
+    whole = read_whole(SOURCE, path)
+    assert whole.ids == [None, "42"] and [t["broken"] is None for t in whole.texts] == [False, True]
+
+
+def test_a_uid_of_another_form_is_named(inputs: Any, tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", [(f"{n}.json", doc(uid=7, caption=f"text {n}")) for n in range(3)])
+    (note,) = [note for note in SOURCE.survey(inputs(path), None).notes if "named by tar and key" in note]
+    assert "3 of the first 3 samples" in note and "`--set source.id=uid`" in note
+    assert not any("uid" in note for note in WebdatasetTars(id="uid").survey(inputs(path), None).notes)
+
+
+def test_texts_of_a_json_that_are_not_read_are_named(inputs: Any, tmp_path: Path) -> None:
+    members = [
+        ("0.json", doc(captions=["one two", "three four"])),
+        ("0.txt", b"five"),
+        ("1.json", doc(caption="same")),
+        ("1.txt", b" same\n"),
+    ]
+    path = write_tar(tmp_path / "a.tar", members)
+    (note,) = [note for note in SOURCE.survey(inputs(path), None).notes if "not read" in note]
+    assert "1 of the first 2 samples" in note and "`captions`" in note and "`--set source.text=txt,captions`" in note
+    assert not any("not read" in n for n in WebdatasetTars(text="txt,captions").survey(inputs(path), None).notes)
+
+
+# --- frames -------------------------------------------------------------------------------------------------------
+
+
+def test_frames_are_carried_with_their_numbers(read_whole: Any, tmp_path: Path) -> None:
+    names = ["f1000.jpg", "f002.png", "f000.jpg", "f000.png", "left.jpg"]
+    members = [(f"1.{name}", picture(n, "PNG" if "png" in name else "JPEG")) for n, name in enumerate(names)]
+    whole = read_whole(SOURCE, write_tar(tmp_path / "a.tar", [*members, ("1.txt", b"a dog runs")]))
+    assert [(r["image_uri"].partition("1.")[2], r["frame"], r["image"] is not None) for r in whole.records] == [
+        ("left.jpg", None, True),
+        ("f000.jpg", 0, True),
+        ("f000.png", 0, False),
+        ("f002.png", 2, True),
+        ("f1000.jpg", 1000, True),
+    ]
+    assert [t["record"] for t in whole.texts] == [0] and len(set(whole.ids)) == 1
+    assert whole.survey.columns["fNNN.jpg"] == "image, frame"
+
+
+# --- limits and bytes ---------------------------------------------------------------------------------------------
+
+
+def test_a_survey_reads_headers_and_not_pictures(inputs: Any, tmp_path: Path) -> None:
+    large = [(f"{n}.{end}", data) for n in range(200) for end, data in (("bin", bytes(50_000)), ("txt", b"a dog"))]
+    path = write_tar(tmp_path / "a.tar", large)
+    files = inputs(path)
+    SOURCE.survey(files, None)
+    before = read_bytes()
+    assert sum(piece.stop for piece in SOURCE.survey(files, None).pieces) == 200
+    assert read_bytes() - before < path.stat().st_size / 10
+
+
+def test_a_limit_ends_the_survey(inputs: Any, tmp_path: Path) -> None:
+    paths = [write_tar(tmp_path / f"{n}.tar", [(f"{k}.txt", b"a dog") for k in range(3)]) for n in range(9)]
+    paths[8].write_bytes(b"not a tar")
+    survey = SOURCE.survey(inputs(*paths), 4)
+    assert [(p.input.uri, p.start, p.stop) for p in survey.pieces if p.input] == [("0.tar", 0, 3), ("1.tar", 0, 1)]
+    cut = paths[0].read_bytes()[: 2 * 1_024 + 300]
+    paths[0].write_bytes(cut)
+    assert SOURCE.survey(inputs(paths[0]), 1).pieces[0].stop == 1
+    with pytest.raises(InputError, match=r"0\.tar"):
+        SOURCE.survey(inputs(paths[0]), None)

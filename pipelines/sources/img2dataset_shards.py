@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -249,9 +248,11 @@ def rows(shard: Shard, known: Tried, reading: Reading, start: int, stop: int) ->
         raise InputError(f"{shard.uri} has no metadata, so what was tried is not known.")
     picture = _picture_column(shard) if shard.is_parquet else None
     columns = [*([picture] if picture else []), *_told_columns(metadata, reading)]
+    read = _InOrder(metadata=metadata, columns=columns, names=frozenset({*STATE_FIELDS, *ID_FIELDS, reading.id}))
     at = start
-    for batch in _taken(metadata, columns, known.places[start:stop], in_order=shard.is_parquet):
-        for row in _dicts(batch, {*STATE_FIELDS, *ID_FIELDS, reading.id}):
+    places = known.places[start:stop]
+    for batch in read.range(places) if shard.is_parquet else read.taken(places):
+        for row in batch.to_pylist():
             data = row.pop(picture) if picture else None
             failed = None if row["status"] == SUCCESS else _why(row)
             yield Row(
@@ -264,24 +265,37 @@ def rows(shard: Shard, known: Tried, reading: Reading, start: int, stop: int) ->
             at += 1
 
 
-def _taken(metadata: Input, columns: Sequence[str], places: Ints, *, in_order: bool) -> Iterator[pa.RecordBatch]:
-    """The rows at these places. in_order: they are ascending without holes, so they come as they are read, which bounds pictures."""
-    low, high = int(places.min()), int(places.max()) + 1
-    if in_order:
-        yield from (batch for _, batch in feet.read_rows(metadata, low, high, columns))
-        return
-    order = np.argsort(places)
-    ascending = places[order]
-    taken = []
-    for first, batch in feet.read_rows(metadata, low, high, columns):
-        inside = slice(*np.searchsorted(ascending, [first, first + batch.num_rows]).tolist())
-        taken.append(batch.take(pa.array(ascending[inside] - first)))
-    back = np.empty(len(order), np.int64)
-    back[order] = np.arange(len(order))
-    for first in range(0, len(back), TAKEN_ROWS):
-        yield from (
-            pa.Table.from_batches(taken).take(pa.array(back[first : first + TAKEN_ROWS])).combine_chunks().to_batches()
-        )
+@dataclass(frozen=True, kw_only=True)
+class _InOrder:
+    """Rows of metadata by their places: the columns `names` as text, other texts as bytes."""
+
+    metadata: Input
+    columns: Sequence[str]
+    names: frozenset[str]
+
+    def range(self, places: Ints) -> Iterator[pa.RecordBatch]:
+        """Rows at places that ascend without holes, as they are read, so that pictures are bounded by the batch."""
+        for _, batch in feet.read_rows(self.metadata, int(places[0]), int(places[-1]) + 1, self.columns):
+            yield self._cast(batch)
+
+    def taken(self, places: Ints) -> Iterator[pa.RecordBatch]:
+        """Rows at any places, in their order."""
+        order = np.argsort(places)
+        ascending = places[order]
+        taken = []
+        for first, batch in feet.read_rows(self.metadata, int(ascending[0]), int(ascending[-1]) + 1, self.columns):
+            inside = slice(*np.searchsorted(ascending, [first, first + batch.num_rows]).tolist())
+            taken.append(self._cast(batch).take(pa.array(ascending[inside] - first)))
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        whole = pa.Table.from_batches(taken).combine_chunks()
+        for first in range(0, len(back), TAKEN_ROWS):
+            yield from whole.take(pa.array(back[first : first + TAKEN_ROWS])).to_batches()
+
+    def _cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Arrow takes no rows of text views, and reads text that is no UTF-8."""
+        names = batch.schema.names
+        return pa.RecordBatch.from_arrays([_plain(batch.column(n), is_name=n in self.names) for n in names], names)
 
 
 def _why(row: Mapping[str, Any]) -> str:
@@ -317,20 +331,13 @@ def _checked_footer(metadata: Input) -> feet.Footer:
     return footer
 
 
-def _dicts(batch: pa.RecordBatch, names: AbstractSet[str]) -> Iterator[dict[str, Any]]:
-    """Rows as dictionaries: the columns `names` as text, other texts as bytes."""
-    values = {name: _values(batch.column(name), is_name=name in names) for name in batch.schema.names}
-    for place in range(batch.num_rows):
-        yield {name: column[place] for name, column in values.items()}
-
-
-def _values(column: pa.Array, *, is_name: bool) -> list[Any]:
+def _plain(column: pa.Array, *, is_name: bool) -> pa.Array:
     kind = column.type
     if cols.is_text_list(kind):
-        return list(column.cast(pa.large_list(pa.large_binary())).to_pylist())
+        return column.cast(pa.large_list(pa.large_binary()))
     if not cols.is_text(kind):
-        return list(column.to_pylist())
-    return list((cols.as_text(column)[0] if is_name else cols.as_bytes(column)).to_pylist())
+        return column
+    return cols.as_text(column)[0] if is_name else cols.as_bytes(column)
 
 
 def _check_stats(shard: Shard, tried: int, statuses: Counter[str]) -> None:

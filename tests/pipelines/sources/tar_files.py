@@ -120,6 +120,11 @@ def write_shard(folder: Path, rows: Fetched = FETCHED, shard: int = 0, *, order:
     return path
 
 
+def files(tar: Path) -> tuple[Path, Path, Path]:
+    """All files of the shard of a tar."""
+    return tar, tar.with_suffix(".parquet"), tar.with_name(f"{tar.stem}_stats.json")
+
+
 def write_stats(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     """The statistics of a shard."""
     successes = sum(row["status"] == "success" for row in rows)

@@ -5,7 +5,6 @@ import decimal
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,9 @@ from pipelines.sources.img2dataset import Img2dataset
 from tests.pipelines.sources.tar_files import (
     FETCHED,
     METADATA,
+    files,
     metadata,
     picture,
-    read_bytes,
-    tar_of,
     write_img2dataset,
     write_shard,
     write_stats,
@@ -36,11 +34,6 @@ from tests.pipelines.sources.tar_files import (
 )
 
 SOURCE = Img2dataset()
-
-
-def files(tar: Path) -> tuple[Path, Path, Path]:
-    """All files of the shard of a tar."""
-    return tar, tar.with_suffix(".parquet"), tar.with_name(f"{tar.stem}_stats.json")
 
 
 def test_rows_are_in_the_order_of_keys_whatever_came_first(read_whole: Any, tmp_path: Path) -> None:
@@ -210,33 +203,6 @@ def test_a_sample_without_json_is_its_row_of_the_metadata(
     ]
 
 
-def test_pieces_read_their_own_samples_alone(inputs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"caption": f"a lamp, model {n}", "shade": n} for n in range(60)]
-    came = [*range(30, 60), *range(29, -1, -1)]
-    tar, parquet, _ = files(write_shard(tmp_path, rows, order=came))
-    every = pq.read_table(parquet).to_pylist()
-    large = [(f"{row['key']}.{end}", data) for row in every for end, data in (("bin", bytes(399_000)), ("jpg", b"x"))]
-    write_tar(tar, large)
-    monkeypatch.setattr(tar_samples, "PIECE_BYTES", tar.stat().st_size // 6)
-    for paths in ((tar, parquet), (tar,)):
-        survey = SOURCE.survey(inputs(*paths), None)
-        assert len(survey.pieces) > 5
-        before = read_bytes()
-        numbers = [n for p in survey.pieces for b in SOURCE.read(p) for n in b.records["source_row"].to_pylist()]
-        assert numbers == list(range(60))
-        assert read_bytes() - before < tar.stat().st_size / 5
-
-
-def test_a_limit_ends_the_survey(inputs: Any, tmp_path: Path) -> None:
-    for number in range(40):
-        write_shard(tmp_path, FETCHED[:3], shard=number)
-    (tmp_path / "00039.parquet").write_bytes(b"not parquet")
-    survey = SOURCE.survey(find_inputs([str(tmp_path)], SOURCE.reads)[1], 4)
-    assert [(p.start, p.stop) for p in survey.pieces] == [(0, 3), (0, 1)]
-    with pytest.raises(InputError, match=r"00039\.parquet is not a whole parquet file"):
-        SOURCE.survey(find_inputs([str(tmp_path)], SOURCE.reads)[1], None)
-
-
 def with_pictures(folder: Path, **columns: Any) -> Path:
     """A shard of one row whose parquet carries the picture."""
     row = {"key": "000000000", "status": "success", "url": "http://a.example/1", "txt": "a", "jpg": picture(1)}
@@ -274,100 +240,6 @@ def test_a_column_that_holds_no_texts_is_a_reject(read_whole: Any, tmp_path: Pat
     assert text["text"] == shown and re.search(r"malformed_record: `other(\[0\])?` is an? \w+, not", text["broken"])
     named = read_whole(Img2dataset(id="other"), path)
     assert named.ids == (["7"] if value == 7 else [None])
-
-
-Edit = Callable[[Path], None]
-
-
-def without_last_sample(tar: Path) -> None:
-    tar.write_bytes(tar_of([(f"{row['key']}.txt", b"a") for row in metadata(FETCHED)[:2]]))
-
-
-def with_another_sample(tar: Path) -> None:
-    keys = [row["key"] for row in metadata(FETCHED) if row["status"] == "success"]
-    tar.write_bytes(tar_of([(f"{key}.txt", b"a") for key in [*keys, "000009999"]]))
-
-
-def with_key_twice(tar: Path) -> None:
-    rows = metadata(FETCHED)
-    pq.write_table(pa.Table.from_pylist([*rows, rows[0]], schema=METADATA), tar.with_suffix(".parquet"))
-    tar.with_name("00000_stats.json").unlink()
-
-
-def with_a_list_of_urls(tar: Path) -> None:
-    pq.write_table(pa.table({"URL": ["http://a.example/1"], "TEXT": ["a"]}), tar.with_suffix(".parquet"))
-
-
-def with_key_null(tar: Path) -> None:
-    rows = [row | {"key": None} for row in metadata(FETCHED)]
-    pq.write_table(pa.Table.from_pylist(rows, schema=METADATA), tar.with_suffix(".parquet"))
-
-
-def with_stats_of_another_run(tar: Path) -> None:
-    write_stats(tar.with_name("00000_stats.json"), metadata(FETCHED[:3]))
-
-
-def with_own_keys(tar: Path) -> None:
-    tar.with_suffix(".parquet").unlink()
-    tar.write_bytes(tar_of([("beach.txt", b"a")]))
-
-
-def with_pictures_twice(tar: Path) -> None:
-    tar.write_bytes(tar_of([("000000000.jpg", b"1"), ("000000000.jpg", b"2")]))
-
-
-def without_its_tar(tar: Path) -> None:
-    tar.unlink()
-
-
-def test_metadata_without_its_tar_fails_in_the_survey(tmp_path: Path) -> None:
-    without_its_tar(write_shard(tmp_path))
-    with pytest.raises(InputError, match=r"00000\.parquet carries no pictures, and the tar beside it is not there"):
-        SOURCE.survey(find_inputs([str(tmp_path)], SOURCE.reads)[1], None)
-
-
-def with_stats_alone(tar: Path) -> None:
-    for path in files(tar)[:2]:
-        path.unlink()
-
-
-def with_a_list_for_stats(tar: Path) -> None:
-    files(tar)[2].write_text("[]")
-
-
-def with_a_column_of_no_name(tar: Path) -> None:
-    parquet = tar.with_suffix(".parquet")
-    parquet.write_bytes(parquet.read_bytes().replace(b"caption", b"c\xc5ption"))
-
-
-def cut_short(tar: Path) -> None:
-    tar.write_bytes(tar.read_bytes()[:3_000])
-
-
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (without_last_sample, r"lacks 2 of the 4 samples that .*00000\.parquet calls fetched, 000000002 first"),
-        (with_another_sample, r"holds 1 samples that .*00000\.parquet does not call fetched, 000009999 first"),
-        (with_key_twice, r"The key 000000000 comes twice in 00000\.parquet"),
-        (with_a_list_of_urls, r"00000\.parquet is no metadata of img2dataset: .*'key'.*URL, TEXT"),
-        (with_key_null, r"A row of 00000\.parquet has no key"),
-        (with_stats_of_another_run, r"00000_stats\.json says successes = 3, but 00000\.parquet holds 4"),
-        (with_own_keys, r"00000\.tar holds a sample 'beach', but img2dataset's keys are numbers"),
-        (with_pictures_twice, r"sample '000000000' of 00000\.tar has its member '000000000\.jpg' twice"),
-        (cut_short, r"00000\.tar ends at byte 3,000"),
-        (with_a_column_of_no_name, r"00000\.parquet is not a whole parquet file"),
-        (without_its_tar, r"00000\.parquet carries no pictures, and the tar beside it is not there"),
-        (with_stats_alone, r"00000_stats\.json is there, but neither the tar nor"),
-        (with_a_list_for_stats, r"00000_stats\.json is no statistics"),
-    ],
-)
-def test_files_that_do_not_agree_are_refused(tmp_path: Path, edit: Edit, message: str) -> None:
-    tar = write_shard(tmp_path)
-    edit(tar)
-    with pytest.raises(InputError, match=message):
-        survey = SOURCE.survey(find_inputs([str(tmp_path)], SOURCE.reads)[1], None)
-        assert [batch for piece in survey.pieces for batch in SOURCE.read(piece)] != []
 
 
 def test_other_files_of_the_folder_are_no_inputs(tmp_path: Path) -> None:

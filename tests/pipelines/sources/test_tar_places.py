@@ -6,9 +6,12 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from catalog.schema import read_back, scene_key
 from infra.errors import InputError
+from pipelines.group import scene_keys
 from pipelines.sources.discovery import find_inputs
 from pipelines.sources.img2dataset import Img2dataset
 from pipelines.sources.tar_places import Tar, placed
@@ -107,6 +110,17 @@ def test_img2dataset_is_placed_by_the_same_rules(tmp_path: Path) -> None:
     write_shard(tmp_path / "val")
     assert {split for _, split in read(Img2dataset(), tmp_path / "val")} == {"val"}
     assert read(Img2dataset(), tmp_path / "val") == read(Img2dataset(), tmp_path)
+
+
+def test_only_a_hashed_key_of_ours_is_read_back_as_it_is() -> None:
+    hashed = scene_key("http://a.example/1")
+    assert scene_key(read_back(hashed)) == hashed and read_back(hashed) != hashed
+    assert scene_key(hashed) != hashed
+    for key in ("42", "h", "h-1", hashed[:-1], f"{hashed}0", f"x{hashed}"):
+        assert read_back(key) == key
+        assert scene_key(f"scene_key:{key}") not in (key, hashed)
+    ids = ["42", hashed, read_back(hashed), "A b"]
+    assert scene_keys(pa.array(ids, pa.large_string())).to_pylist() == [scene_key(id_) for id_ in ids]
 
 
 def test_a_name_of_two_splits_is_refused(tmp_path: Path) -> None:

@@ -120,7 +120,14 @@ def test_a_list_that_is_broken_is_refused(
 
 
 def test_sentences_of_no_clip_and_broken_ones_are_rejects(write_text: Any, read_whole: Any) -> None:
-    sentences = [sentence(0, 0), sentence(1, 77), {"caption": "no clip"}, "text", sentence(2, 0, [1]), sentence(3, 0)]
+    sentences: list[Any] = [
+        sentence(0, 0),
+        sentence(1, 77),
+        {"caption": "no clip"},
+        "text",
+        sentence(2, 0, [1]),
+        sentence(3, 0),
+    ]
     sentences[-1]["caption"] = None
     whole = read_whole(MsrVtt(), write_text("test_videodatainfo.json", document([video(0, "test")], sentences)))
     assert sorted(rejected(whole)) == ["malformed_record", "malformed_record", "missing_image", "missing_image"]

@@ -385,7 +385,10 @@ def _sentence(action: str, url: str) -> Iterator[None]:
             raise InputError(
                 f"Cannot read {url}: there is no such file. Check the path, or that the job that writes it has finished."
             ) from error
-        raise
+        if action == "remove":
+            raise  # gone already, which is what was asked for
+        message = f"Cannot {action} {url}: its folder or bucket is not there. Check the name, and that no other job removes it meanwhile.{_nothing(action)}"
+        raise TransientStorageError(message) from error
     except IsADirectoryError as error:
         raise InputError(f"Cannot {action} {url}: it is a folder. Name the files in it.") from error
     except OSError as error:

@@ -36,8 +36,12 @@ def unfinished(folder: str) -> list[Upload]:
     bucket, _, prefix = path.partition("/")
     where = {"Bucket": bucket, "Prefix": f"{prefix.rstrip('/')}/" if prefix else ""}
     root = f"{folder.partition('://')[0]}://{bucket}"
+    try:
+        pages = list(_pages(fs, "list_multipart_uploads", where, markers=("KeyMarker", "UploadIdMarker")))
+    except FileNotFoundError as error:
+        raise StorageError(f"The bucket {root} is not there. Check its name, and the endpoint of the store.") from error
     found = []
-    for page in _pages(fs, "list_multipart_uploads", where, markers=("KeyMarker", "UploadIdMarker")):
+    for page in pages:
         for entry in page.get("Uploads", []):
             began: datetime = entry["Initiated"]
             url = storage.join(root, entry["Key"])

@@ -127,8 +127,8 @@ def _run(request: Request, survey: Survey, plan: Plan, place: _Place, workers: W
     if len(done) < len(tasks):
         try:
             texts_in, peak = prepare(request, survey, place.home, tasks, workers)
-        except InputError:
-            # Another job of this version may have finished meanwhile and removed what was exchanged.
+        except (InputError, StorageError):
+            # Another job of this version may have finished meanwhile and removed the work folder, under a reader or a writer.
             done, peak = _already_published(tasks, place.version_url, workers)
             if len(done) < len(tasks):
                 raise

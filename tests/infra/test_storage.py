@@ -249,6 +249,21 @@ def test_a_file_in_the_place_of_a_folder_is_a_storage_error(tmp_path: Path) -> N
         storage.publish(str(tmp_path / "file" / "below.bin"), b"x")
 
 
+def test_a_folder_that_goes_while_a_file_is_published_is_a_storage_error(tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+
+    def parts() -> Iterator[bytes]:
+        yield b"x"
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+
+    url = str(folder / "file.bin")
+    with pytest.raises(StorageError, match="its folder or bucket is not there") as caught:
+        storage.publish(url, parts())
+    assert url in str(caught.value) and list(tmp_path.iterdir()) == []
+
+
 def test_an_unknown_protocol_names_the_package_to_install() -> None:
     with pytest.raises(StorageError, match="pip install"):
         storage.exists("nosuch://bucket/key")

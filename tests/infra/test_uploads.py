@@ -12,8 +12,11 @@ from typing import Any
 import fsspec
 import pytest
 
-from infra import storage, uploads
+from catalog import collect
+from infra import storage, store_checks, uploads
+from infra.doctor import Circumstances
 from infra.errors import StorageError
+from infra.home import Home
 from tests.infra.broken_connections import Proxy, Rule, proxied
 
 PART = 5 << 20
@@ -166,6 +169,20 @@ def test_a_store_that_does_not_answer_is_one_sentence(proxy: Proxy, folder: str)
     proxy.rule = lambda line: 0
     with pytest.raises(StorageError, match="The store did not answer list_multipart_uploads"):
         uploads.unfinished(folder)
+
+
+def test_a_bucket_that_is_not_there_is_one_sentence(folder: str) -> None:
+    absent = "s3://misspelt-bucket/a home"
+    with pytest.raises(StorageError, match="misspelt-bucket is not there"):
+        uploads.unfinished(absent)
+    with pytest.raises(StorageError, match="its folder or bucket is not there"):
+        storage.publish(storage.join(absent, "file.bin"), b"x")
+    (found,) = store_checks.store(Circumstances(home=Home(url=absent, catalog="x")))
+    assert (found.check, found.state) == ("store", "broken") and "bucket is not there" in found.found
+    left_alone: list[str] = []
+    assert list(collect._uploads(Home(url=absent, catalog="x"), 0, left_alone)) == []
+    (said,) = left_alone
+    assert "misspelt-bucket is not there" in said
 
 
 def test_other_stores_have_nothing_to_list(tmp_path: Path) -> None:

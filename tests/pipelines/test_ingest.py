@@ -1,5 +1,6 @@
 """The whole job on small inputs: plans, budgets, refusals, and the quirks of Recap-DataComp from end to end."""
 
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,33 @@ def test_a_file_changed_after_a_kill_is_made_again(recap_files: list[Path], tmp_
     path.write_bytes(data.replace(b"dog", b"cat"))
     run("recap-datacomp", recap_files, tmp_path / "home", budget=0.9)
     assert path.read_bytes() == data
+
+
+def test_a_job_that_is_overtaken_by_another_of_its_version_ends_with_that_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other finishes, and removes the work folder, between the making of that folder and the first file in it."""
+    home = tmp_path / "home"
+    kept_out = captions(tmp_path / "eval.parquet", ["text 3"])
+    with open_workers(address=None, num_cpus=0) as workers:
+        request = build_request("table", [str(kept_out)], "eval", None, ["source.text=caption"], 0.2)
+        ingest(request, resolve(str(home)), workers)
+    path = captions(tmp_path / "t.parquet", [f"text {i}" for i in range(9)])
+    sets = ["source.text=caption", 'exclude.sets=["eval"]', "exclude.by=captions", "scenes_per_shard=3"]
+    make_folder, once = storage._make_folder, threading.Lock()
+    others: list[Outcome] = []
+
+    def overtaken(folder: str) -> None:
+        make_folder(folder)
+        if "/work/" in folder and once.acquire(blocking=False):
+            others.append(run("table", [path], home, sets))
+
+    monkeypatch.setattr(storage, "_make_folder", overtaken)
+    outcome = run("table", [path], home, sets)
+    (other,) = others
+    assert (outcome.version, outcome.scenes, outcome.was_there) == (other.version, other.scenes, True)
+    assert (outcome.scenes, outcome.shards, other.shards_reused) == (8, 3, 0)
+    assert not (home / "work").exists()
 
 
 def test_an_input_that_changes_while_it_is_read_commits_nothing(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 Owns: which things of a part count, in SQL and in bounded memory. Does not own: the options, and what becomes of a scene that
 has such a thing (`pipelines.exclusion`).
 Invariant: the keys are a function of the parts' versions and of `by`; what says nothing (no id outside its dataset, an empty
-normal form, the digest of no bytes, bytes under more than `PLACEHOLDER_SCENES` scenes of the part) is no key.
+normal form, the digest of no bytes) is no key. Bytes under many scenes are one: a set with a row for each caption has five scenes a
+picture, and leaving out a placeholder picture does no harm.
 
   id            the identity of the scene (`catalog.identity`)
   sha256        bytes of an image
@@ -21,11 +22,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from catalog import database, lake
-from catalog.identity import KEY_BYTES, sql_caption_set, sql_identity, sql_key
+from catalog.identity import KEY_BYTES, NO_BYTES, sql_caption_set, sql_identity, sql_key
 from catalog.lake import Lake
 from catalog.overlap import Part, source_of
 from catalog.parts import resolve
-from catalog.shared import MEMORY_LIMIT, NO_BYTES, PLACEHOLDER_SCENES, WHERE
+from catalog.shared import MEMORY_LIMIT, WHERE
 from catalog.wording import PYTHON_FUNCTION, normal_form, sql_normal_form
 from infra.errors import StorageError
 from infra.home import Home
@@ -67,15 +68,30 @@ def keys_of(home: Home, parts: Sequence[Part], by: Sequence[str]) -> Iterator[ND
             raise StorageError(f"The catalog could not list {names}: {database.scrub(home, str(error))}.") from error
 
 
+def key_counts(home: Home, parts: Sequence[Part], by: Sequence[str]) -> dict[str, int]:
+    """Number of distinct keys that each part gives, by its name; 0: nothing of it can be recognised by these kinds."""
+    counts: dict[str, int] = {}
+    with lake.reading(home) as reader, lake.bounded(reader.connection, memory_limit=MEMORY_LIMIT):
+        try:
+            reader.connection.create_function(PYTHON_FUNCTION, normal_form, ["VARCHAR"], "VARCHAR")
+            for part in parts:
+                union = " UNION ".join(_query(reader, part, kind) for kind in by)
+                values = [part.dataset, part.version, part.split, part.split] * len(by)
+                counts[part.name] = int(reader.rows(f"SELECT count(*) FROM ({union})", values)[0][0])
+        except lake.DatabaseError as error:
+            raise StorageError(f"The catalog could not count keys: {database.scrub(home, str(error))}.") from error
+    return counts
+
+
 def _query(reader: Lake, part: Part, kind: str) -> str:
     """SELECT of the keys of one kind, with the values of `WHERE` to be bound once."""
     if kind == "id":
         named = f"SELECT {sql_identity(source_of(reader, part), 's')} AS name FROM versions.scenes AS s WHERE {WHERE}"
         return f"SELECT {sql_key(kind, 'name')} AS key FROM ({named}) WHERE name IS NOT NULL"
     if kind == "sha256":
-        return f"""SELECT {sql_key(kind, "sha")} AS key FROM (SELECT scene_key, lower(i.sha256) AS sha FROM (
-                SELECT s.scene_key, unnest(s.images) AS i FROM versions.scenes AS s WHERE {WHERE}))
-            WHERE sha NOT IN ('', '{NO_BYTES}') GROUP BY sha HAVING count(DISTINCT scene_key) <= {PLACEHOLDER_SCENES}"""
+        return f"""SELECT {sql_key(kind, "sha")} AS key FROM (SELECT lower(i.sha256) AS sha FROM (
+                SELECT unnest(s.images) AS i FROM versions.scenes AS s WHERE {WHERE}))
+            WHERE sha NOT IN ('', '{NO_BYTES}') GROUP BY sha"""
     forms = f"""SELECT DISTINCT scene_key, {sql_normal_form('c."text"')} AS form FROM (
         SELECT s.scene_key, unnest(s.captions) AS c FROM versions.scenes AS s WHERE {WHERE})"""
     if kind == "captions":

@@ -25,7 +25,11 @@ _FLICKR_STEM: Final = r"([0-9]{5,})(?:_[0-9a-f]+)?"
 # Flickr8k writes 1000268201_693b08cb0e.jpg (number and secret of the photo), Flickr30k 1000268201.jpg, Multi30k 1000268201.
 _FLICKR: Final[Rules] = ((_FLICKR_STEM + r"(?:\.(?:jpe?g|JPE?G))?", "flickr"), (_ANY, "flickr"))
 # Other ids of crawled sets are rows or keys of one download (UCSC-VLAA/Recap-DataComp-1B#11).
+NO_BYTES: Final = hashlib.sha256().hexdigest()
+"sha256 of a download that brought nothing."
+
 _WEB: Final[Rules] = (
+    (f"({NO_BYTES})", None),
     (r"([0-9a-f]{64})", "sha256"),
     (r"([0-9a-f]{32})", "uid"),  # of DataComp
     (r"((?s:[A-Za-z][A-Za-z0-9+.-]*://.*))", "url"),
@@ -42,16 +46,18 @@ NAMESPACES: Final[Mapping[str, Rules]] = {
     "datacomp": _WEB,
     "img2dataset": _WEB,
     "webdataset": _WEB,
+    # Ids of one's own: 7 of one table is not 7 of another.
+    "table": _WEB,
     # Numbers of a draw, which another seed gives to other scenes.
     "toyworld": ((_ANY, None),),
 }
 """Kind of source -> rules. Another source's ids name things among the datasets of that source."""
 
-# Karpathy's Flickr files are read by `coco` too, and 36979 is a photo of Flickr30k and a picture of COCO. In his files the id
-# is the name of the picture, while a picture of COCO has a name of 12 digits.
+# Files in the layout of COCO hold other pictures too: Karpathy's hold photos of Flickr (36979 is one there and one of COCO), and
+# people number theirs from 0. The name of the picture tells: COCO's has 12 digits, which are the id.
 _COCO_SOURCE: Final = "coco"
 _PICTURE: Final = re.compile(r"(?:.*/)?" + _FLICKR_STEM + r"\.jpg", re.DOTALL)
-_COCO_PICTURE: Final = re.compile(r"(?:.*/)?[0-9]{12}\.jpg", re.DOTALL)
+_COCO_PICTURE: Final = re.compile(r"(?:.*/)?(?:COCO_[a-z]+[0-9]{4}_)?([0-9]{12})\.jpg", re.DOTALL)
 
 KEY_BYTES: Final = 16
 
@@ -66,8 +72,11 @@ def identity(source: str | None, source_id: str, *, address: str, image_uri: str
     """
     if source is None or source_id == address:
         return None
-    if source == _COCO_SOURCE and image_uri and _is_flickr_picture(source_id, image_uri):
-        source = "flickr30k"
+    if source == _COCO_SOURCE:
+        if image_uri and _is_flickr_picture(source_id, image_uri):
+            source = "flickr30k"
+        elif not image_uri or not _is_coco_picture(source_id, image_uri):
+            return None
     for pattern, namespace in _rules(source):
         if match := pattern.fullmatch(source_id):
             return None if namespace is None else f"{namespace}:{match[1]}"
@@ -78,6 +87,11 @@ def _is_flickr_picture(source_id: str, image_uri: str) -> bool:
     if not _PICTURE.fullmatch(image_uri) or _COCO_PICTURE.fullmatch(image_uri):
         return False
     return image_uri.rsplit("/", 1)[-1] == f"{source_id}.jpg"
+
+
+def _is_coco_picture(source_id: str, image_uri: str) -> bool:
+    match = _COCO_PICTURE.fullmatch(image_uri)
+    return match is not None and str(int(match[1])) == source_id
 
 
 @functools.cache
@@ -97,7 +111,12 @@ def sql_identity(source: str | None, row: str) -> str:
             f"regexp_full_match({uri}, {quote(_sql(_PICTURE))}) AND NOT regexp_full_match({uri}, {quote(_sql(_COCO_PICTURE))})"
             f" AND parse_filename({uri}, false, 'forward_slash') = {id_} || '.jpg'"
         )
-        named = f"CASE WHEN coalesce({is_flickr}, false) THEN {_sql_rules('flickr30k', id_)} ELSE {named} END"
+        number = f"regexp_extract({uri}, {quote(f'^{_sql(_COCO_PICTURE)}$')}, 1)"
+        is_coco = f"try_cast({number} AS BIGINT)::VARCHAR = {id_}"
+        named = (
+            f"CASE WHEN coalesce({is_flickr}, false) THEN {_sql_rules('flickr30k', id_)}"
+            f" WHEN coalesce({is_coco}, false) THEN {named} END"
+        )
     return f"CASE WHEN {id_} = {row}.source_uri || '#' || {row}.source_row THEN NULL ELSE {named} END"
 
 

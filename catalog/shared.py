@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from catalog import database, lake, near
-from catalog.identity import SET_MIN, sql_identity
+from catalog.identity import NO_BYTES, SET_MIN, sql_identity
 from catalog.lake import Lake
 from catalog.overlap import Part, source_of
 from catalog.parts import resolve
@@ -33,13 +33,11 @@ from infra.errors import StorageError, UsageError
 from infra.home import Home
 
 KINDS: Final = ("id", "sha256", "sha256_common", "caption", "caption_set", "id_and_captions", "id_and_letters")
+OF_IDS: Final = ("id", "id_and_captions", "id_and_letters")
 MEMORY_LIMIT: Final = "1GB"
 
 PLACEHOLDER_SCENES: Final = 3
 "Hosts serve one picture of `not available` under thousands of addresses; the same photo hardly comes under more than these."
-
-NO_BYTES: Final = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-"sha256 of a download that brought nothing."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +210,10 @@ def _kind(reader: Lake, kind: str, totals: list[int], *, threshold: float | None
     def side(own: str, other: str, total: int) -> Side:
         mine, theirs = f"{own}_{kind}", f"{other}_{kind}"
         known = f"{own}_caption" if kind == near.KIND else mine
+        if kind in OF_IDS:
+            # An id of a namespace that the other side does not have can neither be there nor be missing.
+            comparable = f"SELECT scene FROM {own}_id WHERE space IN (SELECT space FROM {other}_id)"
+            known = f"{mine} SEMI JOIN ({comparable}) USING (scene)"
         return Side(
             scenes=count(f"SELECT DISTINCT scene FROM {mine} SEMI JOIN {theirs} USING (item)"),
             known=count(f"SELECT DISTINCT scene FROM {known}"),

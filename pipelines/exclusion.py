@@ -18,10 +18,9 @@ import numpy as np
 
 from catalog import exclusion, identity
 from catalog.overlap import Part
-from catalog.shared import NO_BYTES
 from catalog.wording import normal_form
 from infra import storage
-from infra.errors import ConfigError, UsageError
+from infra.errors import ConfigError, InputError, UsageError
 from infra.home import Home
 from pipelines import lookup
 from pipelines.columns import Ints, column, is_none, run_starts
@@ -75,6 +74,10 @@ def resolve(home: Home, dataset: str, config: ExcludeConfig) -> tuple[Part, ...]
         if part.dataset == dataset:
             message = f"--exclude {part.name} is of the dataset that is ingested, so all of it would leave itself out. Ingest the evaluation set under a name of its own."
             raise UsageError(message)
+    counts = exclusion.key_counts(home, parts, config.kinds)
+    if mute := [name for name, count in counts.items() if not count]:
+        message = f"Nothing of {', '.join(mute)} can be recognised by {', '.join(config.kinds)}: its ids name nothing outside it, it records no image hash, or its scenes have one caption each. So nothing would be left out; add captions to exclude.by, or ingest it with ids or hashes."
+        raise InputError(message)
     return parts
 
 
@@ -117,7 +120,7 @@ def _values(scenes: Scenes, task: Exclusion, kind: str) -> list[tuple[int, str]]
     if kind == "sha256":
         shas = column(scenes.records, "image_sha256").to_pylist()
         pairs = zip(scenes.record_scene.tolist(), shas, strict=True)
-        return [(scene, sha.lower()) for scene, sha in pairs if scene >= 0 and sha and sha.lower() != NO_BYTES]
+        return [(scene, sha.lower()) for scene, sha in pairs if scene >= 0 and sha and sha.lower() != identity.NO_BYTES]
     forms = _forms(scenes)
     if kind == "captions":
         return forms

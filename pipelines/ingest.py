@@ -226,7 +226,8 @@ def _scenes_left_out(request: Request, home: Home, version: str) -> dict[str, in
     found = left_out.scenes_left_out(home, request.dataset, version)
     for part in request.excluded:
         if not any(detail.startswith(f"{part.name} by ") for detail in found):
-            _log.warning("%s: no scene was left out for %s", request.dataset, part.name)
+            beyond = " beyond those of the sets named before" if len(request.excluded) > 1 else ""
+            _log.warning("%s: no scene was left out for %s%s", request.dataset, part.name, beyond)
     return found
 
 
@@ -254,15 +255,16 @@ def _check(request: Request, done: Sequence[ShardDone], survey: Survey) -> None:
             f"The input of {request.dataset} holds no text ({survey.format}). Check the column or the files."
         )
     # What was asked to be left out is no fault of the input, and must not hide one either.
-    excluded = rejects["excluded"]
-    judged, bad = read - excluded, sum(rejects.values()) - excluded
+    chosen = {reason: rejects[reason] for reason in ("excluded", "common_caption") if rejects[reason]}
+    judged, bad = read - sum(chosen.values()), sum(rejects.values()) - sum(chosen.values())
     rate = bad / judged if judged else 0.0
     if rate > request.max_reject_rate:
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in rejects.most_common() if reason != "excluded")
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in rejects.most_common() if reason not in chosen)
         message = f"{bad:,} of {judged:,} texts of {request.dataset} were rejected ({rate:.1%}, budget {request.max_reject_rate:.1%}): {reasons}. Nothing was committed. Look at the rejects/ folder of the version, or raise --max-reject-rate."
         raise RejectBudgetError(message)
     if kept == 0:
-        why = f" ({excluded:,} were left out by --exclude)" if excluded else ""
+        left = ", ".join(f"{count:,} were left out as {reason}" for reason, count in chosen.items())
+        why = f" ({left})" if left else ""
         raise InputError(f"No text of {request.dataset} was kept{why}. Look at the rejects/ folder of the version.")
 
 

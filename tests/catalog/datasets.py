@@ -26,7 +26,7 @@ def put_dataset(
     scenes: Scenes,
     *,
     split: str = "train",
-    source: str | None = "table",
+    source: str | None = "shop",
     version: str = "0123456789abcdef",
     facts: dict[str, dict[str, Any]] | None = None,
 ) -> Part:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.identity import NAMESPACES, caption_set, identity, key, sql_caption_set, sql_identity, sql_key
+from catalog.identity import NAMESPACES, NO_BYTES, caption_set, identity, key, sql_caption_set, sql_identity, sql_key
 
 HEX = "0123456789abcdef" * 4
 
@@ -33,14 +33,23 @@ def test_ids_of_different_namespaces_that_look_alike_are_different_things() -> N
     # 36979.jpg is a photo of Flickr30k and 36979 a picture of COCO.
     flickr, coco = name("multi30k", "36979"), name("coco", "36979", "COCO_val2014_000000036979.jpg")
     assert (flickr, coco) == ("flickr:36979", "coco:36979")
-    assert name("coco", "36979", "train2017/000000036979.jpg") == name("coco", "36979") == "coco:36979"
-    assert name("coco", "12", "0012.jpg") == "coco:12"
-    assert name("table", "36979") == "table:36979" != name("other", "36979")
+    assert name("coco", "36979", "train2017/000000036979.jpg") == "coco:36979"
+    # Other people's files in the layout of COCO number their pictures from 0.
+    assert name("coco", "36979") is name("coco", "12", "0012.jpg") is name("coco", "12", "nocaps/12.jpg") is None
+    assert name("coco", "12", "000000000013.jpg") is None
+    assert name("shop", "36979") == "shop:36979" != name("other", "36979")
+
+
+def test_ids_of_ones_own_table_name_nothing_outside_it_but_hashes_and_addresses_do() -> None:
+    assert name("table", "36979") is None
+    assert name("table", HEX) == f"sha256:{HEX}"
+    assert name("table", "http://a.example/x.jpg") == "url:http://a.example/x.jpg"
+    assert name("img2dataset", NO_BYTES) is name("table", NO_BYTES) is None
 
 
 def test_an_id_that_is_a_place_names_nothing() -> None:
-    assert name("table", "in.csv#3") is None
-    assert name("table", "in.csv#4") == "table:in.csv#4"
+    assert name("shop", "in.csv#3") is None
+    assert name("shop", "in.csv#4") == "shop:in.csv#4"
     assert name("toyworld", "toy-0000001") is None
     assert name("img2dataset", "000010005") is None
     assert name(None, "1000268201") is None
@@ -63,6 +72,8 @@ PIECES = [
     "a/",
     "#3",
     "in.csv",
+    "000000036979",
+    "COCO_val2014_",
     "\n",
     "'",
     "é",

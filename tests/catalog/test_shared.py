@@ -10,9 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from catalog import lake, near, overlap_rows, rebuild
+from catalog.identity import NO_BYTES
 from catalog.overlap_commands import app
 from catalog.parts import parse
-from catalog.shared import NO_BYTES, Comparison, Kind, compare
+from catalog.shared import Comparison, Kind, compare
 from infra.errors import InputError, UsageError
 from infra.home import Home
 from tests.catalog.datasets import image, put_dataset
@@ -106,12 +107,15 @@ def test_texts_of_signs_alone_are_nobodys_caption(home: Home) -> None:
 
 def test_ids_of_other_namespaces_are_unknown_and_not_different(home: Home) -> None:
     put_dataset(home, "photos", {"a": ["one"]}, source="multi30k", facts={"a": {"source_id": "36979"}})
-    put_dataset(home, "pictures", {"b": ["two"]}, source="coco", facts={"b": {"source_id": "36979"}})
+    picture = {"source_id": "36979", **image(uri="000000036979.jpg")}
+    put_dataset(home, "pictures", {"b": ["two"]}, source="coco", facts={"b": picture})
     put_dataset(home, "rows", {"c": ["three"]}, facts={"c": {"source_id": "in.json#0"}})
     found = compare(home, "photos", "pictures")
     assert scenes(found) == {}
     assert found.notes[0] == "ids cannot be compared: those of photos are flickr and those of pictures are coco"
     assert found.notes[1].startswith("images cannot be compared")
+    for kind in ("id", "id_and_captions", "id_and_letters"):
+        assert not kinds(found)[kind].is_known and kinds(found)[kind].left.known == 0
     rows = compare(home, "photos", "rows")
     assert not kinds(rows)["id"].is_known
     assert rows.notes[0] == "ids cannot be compared: those of rows name nothing outside it"
@@ -272,7 +276,7 @@ def test_the_command_prints_json_or_a_table_and_records(two: Home) -> None:
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
     assert facts["kinds"]["caption"]["left"]["share"] == 0.5
-    assert facts["kinds"]["id"]["is_known"] is True and facts["kinds"]["sha256"]["is_known"] is False
+    assert facts["kinds"]["caption"]["is_known"] is True and facts["kinds"]["sha256"]["is_known"] is False
     assert rows(two) == []
     table = CliRunner().invoke(app, ["left", "right:test", "--near", *place]).stdout
     assert "A = left@0123456789abcdef (2 scenes)" in table and "1 (50.0%)" in table

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from catalog import lake
-from catalog.shared import NO_BYTES
+from catalog.identity import NO_BYTES
 from infra.errors import ConfigError, InputError, RejectBudgetError, UsageError
 from infra.home import Home, resolve
 from infra.session import Workers, open_workers
@@ -23,9 +23,10 @@ from pipelines.ingest import Outcome, ingest
 from tests.catalog.datasets import image, put_dataset
 
 DOG, PLACEHOLDER = "d" * 64, "b" * 64
+SAME = "https://a.example/same"
 
 ROWS: list[tuple[str, str | None, str]] = [
-    ("same-id", None, "Words of its own"),
+    (SAME, None, "Words of its own"),
     ("same-bytes", DOG.upper(), "A dog, by other words"),
     ("same-set", None, "a DOG runs"),
     ("same-set", None, "Two dogs!"),
@@ -52,12 +53,12 @@ def put_eval(home: Home, *, version: str = "e" * 16, first: str = "A dog runs ."
         **{f"p{i}": [f"y {i}"] for i in range(4)},
     }
     facts: dict[str, dict[str, Any]] = {
-        "a": {"source_id": "same-id"},
+        "a": {"source_id": SAME},
         "b": image(DOG),
         "n": image(NO_BYTES),
         **{f"p{i}": image(PLACEHOLDER) for i in range(4)},
     }
-    put_dataset(home, "eval", texts, split="test", version=version, facts=facts)
+    put_dataset(home, "eval", texts, split="test", version=version, facts=facts, source="table")
 
 
 @pytest.fixture
@@ -106,14 +107,16 @@ def test_scenes_of_one_id_of_the_same_bytes_or_of_the_same_captions_are_left_out
 ) -> None:
     # The budget is 0: what was asked to be left out is no fault of the input.
     outcome = run(home, table, 'exclude.sets=["eval:test","photos"]')
-    assert EVERY - kept(outcome) == {"same-id", "same-bytes", "same-set"}
-    assert outcome.excluded == {f"{EVAL} by {kind}": 1 for kind in ("id", "sha256", "caption_set")}
+    assert EVERY - kept(outcome) == {SAME, "same-bytes", "same-set", "placeholder"}
+    assert outcome.excluded == {f"{EVAL} by id": 1, f"{EVAL} by sha256": 2, f"{EVAL} by caption_set": 1}
     rejects = {(r["source_id"], r["text"]): (r["reason"], r["detail"]) for r in rows(outcome, "rejects")}
     assert rejects == {
-        ("same-id", "Words of its own"): ("excluded", f"{EVAL} by id"),
+        (SAME, "Words of its own"): ("excluded", f"{EVAL} by id"),
         ("same-bytes", "A dog, by other words"): ("excluded", f"{EVAL} by sha256"),
         ("same-set", "a DOG runs"): ("excluded", f"{EVAL} by caption_set"),
         ("same-set", "Two dogs!"): ("excluded", f"{EVAL} by caption_set"),
+        # Under four scenes of the set: perhaps a placeholder, perhaps a set with a row for each caption.
+        ("placeholder", "A house"): ("excluded", f"{EVAL} by sha256"),
     }
     assert outcome.texts_read == len(ROWS) == outcome.texts_kept + sum(outcome.rejects.values())
 
@@ -140,7 +143,7 @@ def test_rows_that_stream_and_rows_that_are_brought_together_lose_the_same_scene
     ]
     assert found[0].version != found[1].version
     assert [{r[0] for r in single} - kept(outcome) for outcome in found] == [
-        {"same-id", "same-bytes", "only-caption"}
+        {SAME, "same-bytes", "only-caption", "placeholder"}
     ] * 2
 
 
@@ -161,7 +164,7 @@ def test_the_version_is_named_by_the_versions_that_were_left_out_and_how(home: H
         query = "SELECT config->>'$.exclude.sets[0].version' FROM jobs WHERE version = ?"
         assert reader.rows(query, [newer.version]) == [("f" * 16,)]
         query = "SELECT count(*) FROM versions.rejects WHERE version = ? AND reason = 'excluded'"
-        assert reader.rows(query, [outcome.version]) == [(4,)]
+        assert reader.rows(query, [outcome.version]) == [(5,)]
 
 
 def test_the_same_bytes_after_a_lost_shard_and_on_two_workers(
@@ -203,7 +206,7 @@ def test_an_object_store_gives_the_same_version_and_rejects(home: Home, s3_home:
 
 def test_what_was_left_out_hides_no_other_rejects(home: Home, tmp_path: Path) -> None:
     path = tmp_path / "many.parquet"
-    texts = [("same-id", f"text {i}") for i in range(90)] + [("x", "one"), ("y", "two"), ("z", ""), ("u", "nan")]
+    texts = [(SAME, f"text {i}") for i in range(90)] + [("x", "one"), ("y", "two"), ("z", ""), ("u", "nan")]
     pq.write_table(pa.table({"id": [i for i, _ in texts], "sha": [None] * 94, "caption": [t for _, t in texts]}), path)
     sets = ('exclude.sets=["eval:test"]', "clean.max_group_records=100", "source.image_sha256=")
     assert run(home, [str(path)], *sets, budget=0.5).rejects == {"excluded": 90, "missing_text": 2}
@@ -215,8 +218,8 @@ def test_what_was_left_out_hides_no_other_rejects(home: Home, tmp_path: Path) ->
 
 def test_a_dataset_that_is_left_out_whole_is_no_dataset(home: Home, table: list[str], tmp_path: Path) -> None:
     path = tmp_path / "one.parquet"
-    pq.write_table(pa.table({"id": ["same-id"], "sha": ["a" * 64], "caption": ["one"]}), path)
-    with pytest.raises(InputError, match=r"No text of web was kept \(1 were left out by --exclude\)"):
+    pq.write_table(pa.table({"id": [SAME], "sha": ["a" * 64], "caption": ["one"]}), path)
+    with pytest.raises(InputError, match=r"No text of web was kept \(1 were left out as excluded\)"):
         run(home, [str(path)], 'exclude.sets=["eval:test"]')
 
 
@@ -239,6 +242,23 @@ def test_what_cannot_be_left_out_ends_in_a_sentence(
         run(home, table, *sets)
 
 
+def test_a_set_of_which_nothing_can_be_recognised_is_refused(home: Home, table: list[str]) -> None:
+    put_dataset(home, "mute", {"a": ["A dog runs."]}, source="table")
+    with pytest.raises(InputError, match=r"Nothing of mute@0123456789abcdef can be recognised by id, sha256"):
+        run(home, table, 'exclude.sets=["mute"]')
+    outcome = run(home, table, 'exclude.sets=["mute"]', "exclude.by=captions")
+    assert EVERY - kept(outcome) == {"one-caption", "only-caption", "same-set"}
+
+
+def test_equal_ids_of_two_tables_are_two_things(home: Home, table: list[str]) -> None:
+    put_dataset(home, "rows", {"a": ["x", "y"]}, source="table", facts={"a": {"source_id": "36979"}})
+    assert "36979" in kept(run(home, table, 'exclude.sets=["rows"]'))
+
+
+def test_common_captions_do_not_count_against_the_budget(home: Home, table: list[str]) -> None:
+    assert run(home, table, "max_scenes_per_caption=1").rejects["common_caption"] == 2
+
+
 def test_a_dataset_cannot_leave_out_itself(home: Home, table: list[str]) -> None:
     run(home, table)
     with pytest.raises(UsageError, match="is of the dataset that is ingested"):
@@ -255,4 +275,4 @@ def test_the_options_of_the_command_are_those_of_the_config(home: Home, table: l
     same = run(home, table, 'exclude.sets=["eval:test","photos"]', "max_scenes_per_caption=9")
     assert (facts["version"], facts["excluded"]) == (same.version, same.excluded) and same.was_there
     shown = CliRunner().invoke(app, [*words, "--max-reject-rate", "0"]).stdout
-    assert f"1 scenes of {EVAL} by id" in " ".join(shown.split()) and "; 4 texts" in shown
+    assert f"1 scenes of {EVAL} by id" in " ".join(shown.split()) and "; 5 texts" in shown

@@ -28,6 +28,7 @@ TRAINING: Final = (
 "On top of the recipe tiny-cpu, for all arms: smaller, so that three trainings take minutes."
 MOMENTS: Final = ("@untrained", "@epoch-001", "")
 ONE_CAPTION: Final = ("--captions", "hash")
+THEORY_WORLDS: Final = 4
 LABELS: Final = ("states:place", "states:sky")
 
 
@@ -95,7 +96,7 @@ def scoring_steps(config: DemoConfig, version: str) -> list[Step]:
     for make in (_align, _rotate):
         steps += [make(config, name) for _, _, name in runs]
     steps += [_probe(config, _texts(name)) for _, _, name in runs] + [_probe(config, _pictures())]
-    return [*steps, _report(config), _verdict(config, version)]
+    return [*steps, _theory(config), _report(config), _verdict(config, version)]
 
 
 def version_query(config: DemoConfig) -> list[str]:
@@ -193,6 +194,15 @@ def _probe(config: DemoConfig, name: str) -> Step:
         title=f"Probe: {name}",
         why="What of the world's true state can be read from the vectors?",
         command=["probe", name, *labels, *(ONE_CAPTION if "captions" in name else ()), "--home", config.home],
+    )
+
+
+def _theory(config: DemoConfig) -> Step:
+    return Step(
+        title="Check the theorems",
+        why="On worlds of 30 states everything can be computed: encoders of good views must be one rotation apart, those of bad views lose "
+        "what the wording takes.",
+        command=["theory", "verify", "--worlds", str(THEORY_WORLDS), "--home", config.home],
     )
 
 

@@ -32,8 +32,8 @@ def steps(config: DemoConfig) -> list[Step]:
 def test_the_demo_goes_from_the_world_to_the_page() -> None:
     verbs = [step.command[0] for step in steps(DemoConfig(home="h"))]
     order = list(dict.fromkeys(verbs))
-    assert order == ["ingest", "catalog", "train", "embed", "align", "rotate", "probe", "report"]
-    assert Counter(verbs) == {"ingest": 1, "catalog": 3, "train": 3, "embed": 4, "align": 3, "rotate": 3, "probe": 4, "report": 1}  # fmt: skip
+    assert order == ["ingest", "catalog", "train", "embed", "align", "rotate", "probe", "theory", "report"]
+    assert Counter(verbs) == {"ingest": 1, "catalog": 3, "train": 3, "embed": 4, "align": 3, "rotate": 3, "probe": 4, "theory": 1, "report": 1}  # fmt: skip
     assert verbs[-1] == "catalog", "it ends with a table out of the catalog"
     more = Counter(step.command[0] for step in steps(DemoConfig(home="h", seeds=3)))
     assert (more["train"], more["embed"], more["align"]) == (9, 10, 9)

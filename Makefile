@@ -24,11 +24,12 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## the main job end to end on the built-in toy world
 	$(BIN)/goodviews demo
 
+TEST_PROCESSES ?= 2
 test check: export OMP_NUM_THREADS = 1
 test check: export HF_HUB_OFFLINE = 1
 
 test: $(STAMP) ## all tests (those on real data skip where it is absent)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP) ## format, lint, types, import contracts, contract tests
 	$(BIN)/ruff format --check .

@@ -16,6 +16,8 @@ from catalog import audit, lake
 from catalog.commit import commit_version
 from infra.home import Home
 
+pytestmark = pytest.mark.timeout(600)
+
 ROOT = Path(__file__).parents[2]
 COUNTS = "SELECT (SELECT count(*) FROM versions.scenes), (SELECT count(*) FROM versions.rejects), (SELECT count(*) FROM versions.shards), (SELECT count(*) FROM jobs), (SELECT count(*) FROM datasets)"
 

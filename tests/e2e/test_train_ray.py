@@ -21,6 +21,8 @@ from infra.home import Home
 from tests.trainer import training
 from trainer import checkpoint, runs
 
+pytestmark = pytest.mark.timeout(900)  # a cluster starts, loses a node and notices; two tests may share two cores
+
 EPOCHS = 30
 STEPS = EPOCHS * 6
 "97 training scenes in batches of 16."

@@ -9,6 +9,8 @@ import pytest
 
 from infra.gpu import measure
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def test_the_rehearsal_measures_agreement_and_speed(tmp_path: Path) -> None:
     steps = ["machine", "agreement", "neighbours", "speed"]

@@ -33,6 +33,12 @@ SEED: Final = 1
 MISSED: Final = 0.05
 BATCH_CAPTIONS: Final = 8_192
 
+BLOCK_CANDIDATES: Final = 10_000_000
+"Candidates made at a time, counted once a band they share; some 160 MB before the distinct ones are taken."
+
+MOST_CANDIDATES: Final = 2_000_000_000
+"Candidates, so counted, above which the comparison is refused."
+
 
 def shingles(form: str) -> list[str]:
     """The distinct pairs of neighbouring words of a normal form, sorted; the word itself when there is one."""
@@ -58,7 +64,8 @@ def rows_a_band(threshold: float) -> int:
 def load(reader: Lake, left: Part, right: Part, *, threshold: float) -> None:
     """Tables `near_pairs` (l, r: items), and `l_near`, `r_near` as `catalog.shared` counts them.
 
-    Needs the tables `l_caption` and `r_caption`. An item of `near` is the normal form on the right.
+    Needs the tables `l_caption` and `r_caption`. An item of `near` is the normal form on the right. Of all pairs those are
+    kept that give each form a partner in each split where it has one. Raises UsageError when there are too many candidates.
     """
     rows = rows_a_band(threshold)
     run = reader.connection.execute
@@ -68,20 +75,61 @@ def load(reader: Lake, left: Part, right: Part, *, threshold: float) -> None:
         run(f"CREATE TEMP TABLE {side}_shingles (number BIGINT, hashes UBIGINT[])")
         for numbers, forms in _batches(reader, side):
             _insert(reader, side, numbers, [shingles(form) for form in forms], rows)
-    run("""CREATE TEMP TABLE near_candidates AS SELECT DISTINCT a.number AS l, b.number AS r
-        FROM l_bands AS a JOIN r_bands AS b USING (band)""")
-    common = "len(list_intersect(a.hashes, b.hashes))"
-    run(
-        f"""CREATE TEMP TABLE near_pairs AS SELECT lf.item AS l, rf.item AS r FROM near_candidates AS c
-            JOIN l_shingles AS a ON (a.number = c.l) JOIN r_shingles AS b ON (b.number = c.r)
-            JOIN l_forms AS lf ON (lf.number = c.l) JOIN r_forms AS rf ON (rf.number = c.r)
-            WHERE {common} >= ? * (len(a.hashes) + len(b.hashes) - {common})""",
-        [threshold],
-    )
+    blocks = _plan_blocks(reader, left, right)
+    _find_pairs(reader, threshold, blocks)
+    run("""CREATE TEMP TABLE near_pairs AS SELECT a.item AS l, b.item AS r FROM near_kept AS p
+        JOIN l_forms AS a ON (a.number = p.l) JOIN r_forms AS b ON (b.number = p.r)""")
     run("""CREATE TEMP TABLE l_near AS SELECT DISTINCT p.r AS item, c.scene, c.split
         FROM l_caption AS c JOIN near_pairs AS p ON (c.item = p.l)""")
     run("""CREATE TEMP TABLE r_near AS SELECT DISTINCT c.item, c.scene, c.split
         FROM r_caption AS c SEMI JOIN near_pairs AS p ON (c.item = p.r)""")
+
+
+def _plan_blocks(reader: Lake, left: Part, right: Part) -> list[int]:
+    """Table `near_blocks` (number, block): forms on the left that share a band; returns the blocks.
+
+    Raises UsageError when there is too much to compare. What it counts is pairs by band, before any pair is made.
+    """
+    reader.connection.execute(
+        """CREATE TEMP TABLE near_blocks AS
+            SELECT number, pairs, CAST((sum(pairs) OVER (ORDER BY number) - pairs) // ? AS BIGINT) AS block
+            FROM (SELECT a.number, CAST(sum(b.n) AS BIGINT) AS pairs FROM l_bands AS a
+                JOIN (SELECT band, count(*) AS n FROM r_bands GROUP BY band) AS b USING (band) GROUP BY a.number)""",
+        [BLOCK_CANDIDATES],
+    )
+    total = int(reader.rows("SELECT coalesce(sum(pairs), 0) FROM near_blocks")[0][0])
+    if total > MOST_CANDIDATES:
+        message = f"{left.name} and {right.name} have {total:,} candidates of nearly equal captions, and --near compares at most {MOST_CANDIDATES:,}. Captions of one template do that. Raise --threshold, name single splits, or leave --near out."
+        raise UsageError(message)
+    return [int(row[0]) for row in reader.rows("SELECT DISTINCT block FROM near_blocks ORDER BY block")]
+
+
+def _find_pairs(reader: Lake, threshold: float, blocks: Sequence[int]) -> None:
+    """Table `near_kept` (l, r: numbers): of the near pairs, those that the counts need."""
+    run = reader.connection.execute
+    for side in "lr":
+        run(f"""CREATE TEMP TABLE {side}_splits AS SELECT DISTINCT f.number, c.split
+            FROM {side}_forms AS f JOIN {side}_caption AS c USING (item)""")
+    run("CREATE TEMP TABLE near_found (l BIGINT, r BIGINT)")
+    common = "len(list_intersect(a.hashes, b.hashes))"
+    for block in blocks:
+        # Divided, not multiplied: 0.56 * 25 is more than 14.
+        run(
+            f"""CREATE OR REPLACE TEMP TABLE near_block AS SELECT c.l, c.r FROM (
+                SELECT DISTINCT a.number AS l, b.number AS r FROM near_blocks AS w
+                JOIN l_bands AS a USING (number) JOIN r_bands AS b USING (band) WHERE w.block = ?) AS c
+                JOIN l_shingles AS a ON (a.number = c.l) JOIN r_shingles AS b ON (b.number = c.r)
+                WHERE {common} / (len(a.hashes) + len(b.hashes) - {common}) >= ?""",
+            [block, threshold],
+        )
+        run(f"INSERT INTO near_found {_thinned('near_block')}")
+    run(f"CREATE TEMP TABLE near_kept AS {_thinned('near_found')}")
+
+
+def _thinned(pairs: str) -> str:
+    """A partner for each form and split of the other side: as many scenes and captions as all pairs, without their square."""
+    return f"""SELECT p.l, min(p.r) AS r FROM {pairs} AS p JOIN r_splits AS s ON (s.number = p.r) GROUP BY p.l, s.split
+        UNION SELECT min(p.l), p.r FROM {pairs} AS p JOIN l_splits AS s ON (s.number = p.l) GROUP BY p.r, s.split"""
 
 
 def _load_forms(reader: Lake, side: str, part: Part) -> None:

@@ -202,5 +202,5 @@ def _advisory_holder(connection: Any) -> str:
 
 
 def _timed_out(catalog: str, holder: str, timeout_s: float) -> ConflictError:
-    message = f"The commit lock of {catalog} is held by {holder}; waited {timeout_s:g} s. The shards are published and kept: rerun when that job is done."
+    message = f"The commit lock of {catalog} is held by {holder}; waited {timeout_s:g} s. Nothing was committed; files that are published are kept. Rerun when that job is done."
     return ConflictError(message)

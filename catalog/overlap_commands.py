@@ -42,12 +42,13 @@ def overlap(
 
     where = resolve(home, catalog)
     found = compare(where, left, right, near_from=threshold if near else None, memory_limit=memory)
-    if record:
-        overlap_rows.record(where, found)
     if json:
         _print_json(found)
     else:
         _print_tables(found)
+    # Last, so that a catalog that takes no rows costs no answer.
+    if record:
+        overlap_rows.record(where, found)
 
 
 def _print_json(found: Comparison) -> None:

@@ -1,0 +1,26 @@
+"""The command `goodviews overlap`: what it has found is printed, whatever becomes of the record."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from catalog import lock
+from catalog.overlap_commands import app
+from infra.errors import ConflictError
+from infra.home import Home
+from tests.catalog.datasets import put_dataset
+
+
+def test_counts_that_cannot_be_recorded_are_printed_first(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_dataset(home, "left", {"a": ["one word"], "b": ["two"]})
+    put_dataset(home, "right", {"x": ["One word."]}, source="coco")
+    monkeypatch.setattr("catalog.transaction.commit_rows.__kwdefaults__", {"timeout_s": 0.2})
+    words = ["left", "right", "--json", "--home", home.url, "--catalog", home.catalog]
+    with lock.commit_lock(home):
+        done = CliRunner().invoke(app, words)
+    assert json.loads(done.stdout)["kinds"]["caption"]["left"]["scenes"] == 1
+    assert done.exit_code != 0 and isinstance(done.exception, ConflictError)
+    assert "is held by" in str(done.exception) and "shards" not in str(done.exception)

@@ -60,6 +60,8 @@ def catalog(circumstances: Circumstances) -> Iterator[Finding]:
         yield ok("catalog", f"{database.shown(home)} answers; it holds {datasets} datasets")
     except InputError:
         yield ok("catalog", f"there is no catalog at {database.shown(home)} yet; the first `goodviews ingest` makes it")
+    except lake.OtherHomeError as error:
+        yield broken("catalog", str(error), "Check --home and --catalog: the one does not belong to the other.")
     except (GoodviewsError, lake.DatabaseError) as error:
         found = database.scrub(home, str(error))
         yield broken(
@@ -80,6 +82,11 @@ def _sqlite(home: Home) -> Iterator[Finding]:
     path = os.path.join(folder, f".goodviews-doctor-{secrets.token_hex(6)}{storage.TEMPORARY_SUFFIX}")
     try:
         is_exclusive = _is_lock_exclusive(path)
+    except StorageError as error:
+        yield broken(
+            "lock", str(error), "Check --catalog and the rights on that folder; a commit writes beside the catalog."
+        )
+        return
     except OSError as error:
         found = f"file locks do not work in {folder} ({kind}): {error.strerror}"
         yield broken("lock", found, "Put the catalog on a local disk with --catalog, or use Postgres.")
@@ -92,11 +99,17 @@ def _sqlite(home: Home) -> Iterator[Finding]:
 
 
 def _is_lock_exclusive(path: str) -> bool:
-    """Whether a second open file cannot lock what a first one has locked. Raises OSError where there are no locks."""
+    """Whether a second open file cannot lock what a first one has locked.
+
+    Raises StorageError where no file can be made, OSError where there are no locks.
+    """
     with contextlib.ExitStack() as stack:
         descriptors = []
         for _ in range(2):
-            descriptors.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            try:
+                descriptors.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            except OSError as error:
+                raise StorageError(f"no file can be made in {os.path.dirname(path)}: {error.strerror}") from error
             stack.callback(os.close, descriptors[-1])
         stack.callback(os.unlink, path)
         fcntl.flock(descriptors[0], fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -41,6 +41,10 @@ METADATA: Final = f"__ducklake_metadata_{ALIAS}"
 BUSY_TIMEOUT_MS: Final = 30_000
 
 
+class OtherHomeError(IntegrityError):
+    """The catalog belongs to another HOME than the one that was named."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Lake:
     """An attached lake. `root` is HOME as the catalog itself spells it, so that registered paths compare as text."""
@@ -107,11 +111,16 @@ def parquet_reader(urls: Sequence[str], *, memory_limit: str) -> Iterator[Connec
 def bounded(connection: Connection, *, memory_limit: str) -> Iterator[None]:
     """Let this connection hold at most `memory_limit` and spill the rest to a folder of its own below TMPDIR.
 
-    Raises UsageError when `memory_limit` is no size.
+    Raises UsageError when `memory_limit` is no size or less than is held already.
     """
     with tempfile.TemporaryDirectory(prefix="goodviews-spill-") as spill:
         try:
             connection.execute(f"SET memory_limit = {quote(memory_limit)}")
+        except duckdb.OutOfMemoryException:
+            message = (
+                f"The memory limit {memory_limit!r} is too small: what is open already needs more. Write it as `1GB`."
+            )
+            raise UsageError(message) from None
         except DatabaseError:
             raise UsageError(f"The memory limit {memory_limit!r} is no size. Write it as `1GB`.") from None
         connection.execute(f"SET temp_directory = {quote(spill)}")
@@ -383,5 +392,5 @@ def _root(connection: Connection, home: Home) -> str:
             f"The catalog {database.shown(home)} belongs to HOME {root}, not to {home.url}, and would show the files there. "
             f"Name that one with `--home`, or, if HOME was moved or copied, run `goodviews catalog rebuild`."
         )
-        raise IntegrityError(message)
+        raise OtherHomeError(message)
     return root

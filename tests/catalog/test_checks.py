@@ -52,9 +52,20 @@ def test_a_damaged_catalog_and_one_of_another_home_are_broken(home: Home, publis
     commit_version(home, made.dataset, made.version)
     other = Home(url=home.url + "-other", catalog=home.catalog)
     assert states(other) == {"lock": "ok", "catalog": "broken"}
+    # A rebuild would take the catalog away from the HOME that it belongs to.
+    advice = str(look(other)[1].advice)
+    assert "--home" in advice and "rebuild" not in advice
     Path(home.catalog).write_bytes(b"no database" * 1000)
     found = look(home)
     assert [f.state for f in found] == ["ok", "broken"] and "is damaged" in found[1].found
+    assert "rebuild" in str(found[1].advice)
+
+
+def test_a_folder_that_takes_no_file_is_no_failure_of_locks(home: Home) -> None:
+    """Not even root makes a file in /proc."""
+    (first, *_) = look(Home(url=home.url, catalog="/proc/nowhere/catalog.sqlite"))
+    assert (first.check, first.state) == ("lock", "broken")
+    assert "no file can be made in /proc" in first.found and "file locks" not in first.found
 
 
 def test_d3_a_network_filesystem_is_named(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

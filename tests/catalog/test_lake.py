@@ -179,6 +179,17 @@ def test_g1_a_reader_opens_and_answers_while_a_writer_is_inside_a_transaction(ho
     assert done.stdout == "[(0,)]\n", done.stderr
 
 
+@pytest.mark.parametrize(
+    ("limit", "sentence"), [("1KB", "'1KB' is too small"), ("0GB", "too small"), ("much", "no size")]
+)
+def test_a_memory_limit_that_cannot_be_is_one_sentence(home: Home, publish: Any, limit: str, sentence: str) -> None:
+    made = publish()
+    commit_version(home, made.dataset, made.version)
+    with lake.reading(home) as reader, pytest.raises(UsageError, match=sentence):  # noqa: SIM117
+        with lake.bounded(reader.connection, memory_limit=limit):
+            pass
+
+
 def test_g8_a_filesystem_is_registered_on_the_connection_that_reads(publish: Any, tmp_path: Path) -> None:
     """A HOME on an fsspec store that DuckDB does not know by itself."""
     store = f"memory://goodviews-{os.getpid()}/home"

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from catalog import database, lake
 from catalog.identity import KEY_BYTES, NO_BYTES, sql_caption_set, sql_identity, sql_key
 from catalog.lake import Lake
-from catalog.overlap import Part, source_of
+from catalog.overlap import WHERE, Part, source_of
 from catalog.parts import resolve
-from catalog.shared import MEMORY_LIMIT, WHERE
+from catalog.shared import MEMORY_LIMIT
 from catalog.wording import PYTHON_FUNCTION, normal_form, sql_normal_form
 from infra.errors import StorageError
 from infra.home import Home
@@ -57,7 +57,7 @@ def keys_of(home: Home, parts: Sequence[Part], by: Sequence[str]) -> Iterator[ND
         for number, part in enumerate(parts):
             for kind in by:
                 queries.append(f"SELECT key, {number} AS part FROM ({_query(reader, part, kind)})")
-                values += [part.dataset, part.version, part.split, part.split]
+                values += part.values
         query = f"SELECT key, min(part) AS part FROM ({' UNION ALL '.join(queries)}) GROUP BY key ORDER BY key"
         try:
             reader.connection.create_function(PYTHON_FUNCTION, normal_form, ["VARCHAR"], "VARCHAR")
@@ -68,19 +68,18 @@ def keys_of(home: Home, parts: Sequence[Part], by: Sequence[str]) -> Iterator[ND
             raise StorageError(f"The catalog could not list {names}: {database.scrub(home, str(error))}.") from error
 
 
-def key_counts(home: Home, parts: Sequence[Part], by: Sequence[str]) -> dict[str, int]:
-    """Number of distinct keys that each part gives, by its name; 0: nothing of it can be recognised by these kinds."""
-    counts: dict[str, int] = {}
-    with lake.reading(home) as reader, lake.bounded(reader.connection, memory_limit=MEMORY_LIMIT):
+def mute_parts(home: Home, parts: Sequence[Part], by: Sequence[str]) -> list[str]:
+    """Names of the parts that give no key at all, so that nothing of them can be recognised by these kinds."""
+    with lake.reading(home) as reader:
         try:
             reader.connection.create_function(PYTHON_FUNCTION, normal_form, ["VARCHAR"], "VARCHAR")
-            for part in parts:
-                union = " UNION ".join(_query(reader, part, kind) for kind in by)
-                values = [part.dataset, part.version, part.split, part.split] * len(by)
-                counts[part.name] = int(reader.rows(f"SELECT count(*) FROM ({union})", values)[0][0])
+            return [part.name for part in parts if not any(_has_key(reader, part, kind) for kind in by)]
         except lake.DatabaseError as error:
-            raise StorageError(f"The catalog could not count keys: {database.scrub(home, str(error))}.") from error
-    return counts
+            raise StorageError(f"The catalog could not look for keys: {database.scrub(home, str(error))}.") from error
+
+
+def _has_key(reader: Lake, part: Part, kind: str) -> bool:
+    return bool(reader.rows(f"SELECT 1 FROM ({_query(reader, part, kind)}) LIMIT 1", part.values))
 
 
 def _query(reader: Lake, part: Part, kind: str) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from catalog.lake import Lake
-from catalog.overlap import Part
+from catalog.overlap import WHERE, Part
 from catalog.wording import sql_normal_form
 from infra.errors import UsageError
 
@@ -138,8 +138,8 @@ def _load_forms(reader: Lake, side: str, part: Part) -> None:
     reader.connection.execute(
         f"""CREATE TEMP TABLE {side}_forms AS SELECT row_number() OVER () - 1 AS number, md5_number(form) AS item, form
             FROM (SELECT DISTINCT {sql_normal_form('c."text"')} AS form FROM (SELECT unnest(s.captions) AS c
-            FROM versions.scenes AS s WHERE s.dataset = ? AND s.version = ? AND (? IS NULL OR s.split = ?))) WHERE form <> ''""",
-        [part.dataset, part.version, part.split, part.split],
+            FROM versions.scenes AS s WHERE {WHERE})) WHERE form <> ''""",
+        part.values,
     )
 
 

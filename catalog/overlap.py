@@ -27,6 +27,10 @@ from infra.home import Home
 KINDS: Final = ("exact", "normalised", "scene", "source_id")
 
 
+WHERE: Final = "s.dataset = ? AND s.version = ? AND (? IS NULL OR s.split = ?)"
+"Of the rows `s` of a part, with `Part.values` to be bound."
+
+
 @dataclass(frozen=True, kw_only=True)
 class Part:
     """A part of a dataset version. split: None for all. roles: empty for all."""
@@ -40,6 +44,11 @@ class Part:
     def name(self) -> str:
         """`dataset@version/split`."""
         return f"{self.dataset}@{self.version}" + (f"/{self.split}" if self.split else "")
+
+    @property
+    def values(self) -> list[object]:
+        """What `WHERE` is bound to."""
+        return [self.dataset, self.version, self.split, self.split]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,32 +95,25 @@ def overlap(home: Home, training: Part, scored: Part, scene_keys: Sequence[str])
 
 
 def _refuse_absent(reader: Lake, part: Part) -> None:
-    query = f"SELECT 1 FROM versions.scenes AS s WHERE {_WHERE} LIMIT 1"
-    if not reader.rows(query, _values(part)):
+    query = f"SELECT 1 FROM versions.scenes AS s WHERE {WHERE} LIMIT 1"
+    if not reader.rows(query, part.values):
         raise InputError(
             f"The catalog holds no scene of {part.name}, so nobody can say what of it leaked. Ingest it again, or rebuild the catalog."
         )
 
 
-_WHERE: Final = "s.dataset = ? AND s.version = ? AND (? IS NULL OR s.split = ?)"
-
-
-def _values(part: Part) -> list[object]:
-    return [part.dataset, part.version, part.split, part.split]
-
-
 def _by_text(reader: Lake, training: Part, scored: Part, form: str) -> frozenset[str]:
     """A semi join over a hash table of the scored texts: the training texts stream by."""
     query = f"""WITH wanted AS (SELECT DISTINCT scene_key, {form} AS said FROM (SELECT s.scene_key, unnest(s.captions) AS c
-            FROM versions.scenes AS s SEMI JOIN scored_keys AS k ON (s.scene_key = k.scene_key) WHERE {_WHERE})
+            FROM versions.scenes AS s SEMI JOIN scored_keys AS k ON (s.scene_key = k.scene_key) WHERE {WHERE})
             WHERE (len(?) = 0 OR list_contains(?, c.role))),
-        seen AS (SELECT DISTINCT {form} AS said FROM (SELECT unnest(s.captions) AS c FROM versions.scenes AS s WHERE {_WHERE})
+        seen AS (SELECT DISTINCT {form} AS said FROM (SELECT unnest(s.captions) AS c FROM versions.scenes AS s WHERE {WHERE})
             WHERE (len(?) = 0 OR list_contains(?, c.role)) AND {form} IN (SELECT said FROM wanted))
         SELECT DISTINCT scene_key FROM wanted SEMI JOIN seen USING (said) WHERE said <> ''"""
     values = [
-        *_values(scored),
+        *scored.values,
         *_roles(scored),
-        *_values(training),
+        *training.values,
         *_roles(training),
     ]
     return frozenset(str(key) for (key,) in reader.rows(query, values))
@@ -122,8 +124,8 @@ def _roles(part: Part) -> list[list[str]]:
 
 
 def _by_key(reader: Lake, training: Part) -> frozenset[str]:
-    query = f"SELECT s.scene_key FROM versions.scenes AS s SEMI JOIN scored_keys AS k ON (s.scene_key = k.scene_key) WHERE {_WHERE}"
-    return frozenset(str(key) for (key,) in reader.rows(query, _values(training)))
+    query = f"SELECT s.scene_key FROM versions.scenes AS s SEMI JOIN scored_keys AS k ON (s.scene_key = k.scene_key) WHERE {WHERE}"
+    return frozenset(str(key) for (key,) in reader.rows(query, training.values))
 
 
 def _by_source_id(reader: Lake, training: Part, scored: Part) -> frozenset[str]:
@@ -132,9 +134,9 @@ def _by_source_id(reader: Lake, training: Part, scored: Part) -> frozenset[str]:
         return frozenset()
     trained, wanted = (sql_identity(source_of(reader, part), "s") for part in (training, scored))
     query = f"""SELECT DISTINCT w.scene_key FROM (SELECT s.scene_key, {wanted} AS name FROM versions.scenes AS s
-            SEMI JOIN scored_keys AS k ON (s.scene_key = k.scene_key) WHERE {_WHERE}) AS w
-        SEMI JOIN (SELECT {trained} AS name FROM versions.scenes AS s WHERE {_WHERE}) AS t ON (w.name = t.name)"""
-    return frozenset(str(key) for (key,) in reader.rows(query, [*_values(scored), *_values(training)]))
+            SEMI JOIN scored_keys AS k ON (s.scene_key = k.scene_key) WHERE {WHERE}) AS w
+        SEMI JOIN (SELECT {trained} AS name FROM versions.scenes AS s WHERE {WHERE}) AS t ON (w.name = t.name)"""
+    return frozenset(str(key) for (key,) in reader.rows(query, [*scored.values, *training.values]))
 
 
 def source_of(reader: Lake, part: Part) -> str | None:

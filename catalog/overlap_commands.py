@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.output import print_json
+
 if TYPE_CHECKING:
     from catalog.shared import Comparison, Kind
 
@@ -42,19 +44,20 @@ def overlap(
 
     where = resolve(home, catalog)
     found = compare(where, left, right, near_from=threshold if near else None, memory_limit=memory)
-    if json:
-        _print_json(found)
-    else:
-        _print_tables(found)
-    # Last, so that a catalog that takes no rows costs no answer.
-    if record:
-        overlap_rows.record(where, found)
+    # Printed first, so that a catalog that takes no rows costs no answer; recorded also when nobody reads to the end.
+    try:
+        if json:
+            _print_json(found)
+        else:
+            _print_tables(found)
+        sys.stdout.flush()
+    finally:
+        if record:
+            overlap_rows.record(where, found)
 
 
 def _print_json(found: Comparison) -> None:
     import dataclasses
-
-    import orjson
 
     facts: dict[str, Any] = {
         "left": {**dataclasses.asdict(found.left), "name": found.left.name},
@@ -62,7 +65,7 @@ def _print_json(found: Comparison) -> None:
         "kinds": {kind.kind: _facts(kind) for kind in found.kinds},
         "notes": list(found.notes),
     }
-    sys.stdout.write(orjson.dumps(facts, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
+    print_json(facts)
 
 
 def _facts(kind: Kind) -> dict[str, Any]:

@@ -5,10 +5,11 @@ Owns: the command line of `goodviews report`. Does not own: the page (`catalog.r
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
+
+from infra.output import print_json
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -27,9 +28,7 @@ def report(
 
     done = write_report(resolve(home, catalog), ReportConfig(out=out, title=title or DEFAULT_TITLE))
     if json:
-        import orjson
-
-        sys.stdout.write(orjson.dumps(plain(done), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
+        print_json(plain(done))
         return
     absent = f"; nothing in the catalog for {', '.join(done.absent)}" if done.absent else ""
     print(f"{done.page}: snapshot {done.snapshot_id}, {len(done.figures)} figures, {done.bytes / 1e6:.1f} MB{absent}")

@@ -26,7 +26,7 @@ from typing import Any, Final
 from catalog import database, lake, near
 from catalog.identity import NO_BYTES, SET_MIN, sql_identity
 from catalog.lake import Lake
-from catalog.overlap import Part, source_of
+from catalog.overlap import WHERE, Part, source_of
 from catalog.parts import resolve
 from catalog.wording import PYTHON_FUNCTION, normal_form, sql_normal_form
 from infra.errors import StorageError, UsageError
@@ -132,15 +132,12 @@ def _compare(reader: Lake, left: Part, right: Part, *, near_from: float | None) 
 
 # --- things -------------------------------------------------------------------------------------------------------
 
-WHERE: Final = "s.dataset = ? AND s.version = ? AND (? IS NULL OR s.split = ?)"
-
 
 def _load(reader: Lake, side: str, part: Part) -> list[str]:
     """Tables `<side>_<kind>` (item, scene, split): one row a thing of a scene. Returns the namespaces of its ids, sorted."""
-    values = [part.dataset, part.version, part.split, part.split]
 
     def make(table: str, query: str, *, bound: bool = False) -> None:
-        reader.connection.execute(f"CREATE TEMP TABLE {side}_{table} AS {query}", values if bound else [])
+        reader.connection.execute(f"CREATE TEMP TABLE {side}_{table} AS {query}", part.values if bound else [])
 
     make(
         "id",
@@ -200,7 +197,7 @@ def _part_common_pictures(reader: Lake) -> None:
 
 def _total(reader: Lake, part: Part) -> int:
     query = f"SELECT count(*) FROM versions.scenes AS s WHERE {WHERE}"
-    return int(reader.rows(query, [part.dataset, part.version, part.split, part.split])[0][0])
+    return int(reader.rows(query, part.values)[0][0])
 
 
 def _kind(reader: Lake, kind: str, totals: list[int], *, threshold: float | None = None) -> Kind:

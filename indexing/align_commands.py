@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.output import print_json
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -90,13 +92,6 @@ def warn(rows: list[dict[str, Any]]) -> None:
     """What makes a score doubtful, once each, to stderr."""
     for sentence in dict.fromkeys(sentence for row in rows for sentence in row.get("alarms", [])):
         typer.echo(f"warning: {sentence}.", err=True)
-
-
-def print_json(value: object) -> None:
-    """To stdout; NaN becomes null, as JSON has none."""
-    import orjson
-
-    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
 
 
 def print_scores(rows: list[dict[str, Any]]) -> None:

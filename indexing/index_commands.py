@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from infra.output import print_json
 
 if TYPE_CHECKING:
     from indexing.indexes import IndexRecord
@@ -75,7 +76,7 @@ def list_(json: _Json = False, home: _Home = None, catalog: _Catalog = None) -> 
 
     rows = [_facts(record) for record in indexes.list_indexes(resolve(home, catalog))]
     if json:
-        _print_json(rows)
+        print_json(rows)
         return
     for row in rows:
         print("\t".join(str(row[key]) for key in ("index_id", "name", "factory", "parameters", "rows", "recall")))
@@ -103,7 +104,7 @@ def verify(index: _Index, json: _Json = False, home: _Home = None, catalog: _Cat
     opened = indexes.open_index(where, record)
     found = {"index_id": record.index_id, "name": record.name, "rows": opened.keys.num_rows, "whole": True}
     if json:
-        _print_json(found)
+        print_json(found)
     else:
         print(f"Index {record.name} ({record.index_id}) is whole: {record.rows:,} rows of {record.set_name}.")
 
@@ -131,7 +132,7 @@ def _facts(record: IndexRecord) -> dict[str, Any]:
 
 def _print(facts: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        _print_json(facts)
+        print_json(facts)
         return
     for name, value in facts.items():
         if name != "audit":
@@ -141,9 +142,3 @@ def _print(facts: dict[str, Any], *, as_json: bool) -> None:
             f"tried          {audit['factory']} {audit['parameters']}: recall@{audit['k']} {audit['recall']:.3f}, "
             f"{audit['absent']:.1%} absent, {audit['ms_per_query']:.3g} ms, {audit['bytes']:,} bytes"
         )
-
-
-def _print_json(value: object) -> None:
-    import orjson
-
-    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())

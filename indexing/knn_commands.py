@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infra.output import print_json
+
 if TYPE_CHECKING:
     from indexing.neighbour_tables import KnnRequest, NeighbourTable
     from infra.home import Home
@@ -86,10 +88,8 @@ def _print(request: KnnRequest, table: NeighbourTable, out: str | None, *, as_js
         "out": out,
     }
     if as_json:
-        import orjson
-
         found = facts if out is not None else {**facts, "neighbours": table.rows.to_pylist()}
-        sys.stdout.write(orjson.dumps(found, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
+        print_json(found)
         return
     print(
         f"{table.queries:,} queries, {table.n:,} rows, k = {request.k}, {table.tie_rate:.1%} tied at the last place, "

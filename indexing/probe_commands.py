@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from infra.output import print_json
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
@@ -34,7 +36,6 @@ def probe(
     catalog: Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")] = None,
 ) -> None:
     """Probe an embedding set for a label, with a linear classifier and nearest neighbours."""
-    from indexing.align_commands import print_json
     from indexing.bootstrap import BootstrapConfig
     from indexing.probes import KINDS, ProbeConfig
     from indexing.probing import ProbingConfig, probe_set

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from infra.output import print_json
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
@@ -43,7 +45,7 @@ def rotate(
     catalog: Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")] = None,
 ) -> None:
     """Fit a rotation between two embedding sets and score what it finds on other scenes."""
-    from indexing.align_commands import print_json, warn
+    from indexing.align_commands import warn
     from indexing.bootstrap import BootstrapConfig
     from indexing.joins import JoinConfig
     from indexing.mapping import MappingConfig, rotate_sets

@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from infra.output import print_json
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 SHOWN_CAPTIONS = 2
@@ -33,9 +35,7 @@ def search(
     where = resolve(home, catalog)
     answer = search_scenes(where, text, find_target(where, in_), k=k, layer=layer, map_id=map_)
     if json:
-        import orjson
-
-        sys.stdout.write(orjson.dumps(answer, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
+        print_json(answer)
         return
     how = "exact" if answer.exact else f"by index {answer.index_id}"
     print(f"{len(answer.scenes)} scenes of {answer.set_name}, layer {answer.layer}, {how}", file=sys.stderr)

@@ -11,7 +11,6 @@ a temporary sibling is renamed. No commit path relies on a cached listing.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import glob as globbing
 import hashlib
@@ -28,7 +27,8 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
 from infra import archives
-from infra.errors import InputError, StorageError, TransientStorageError
+from infra.errors import InputError, StorageError
+from infra.storage_errors import sentence
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -37,9 +37,6 @@ READ_BYTES = 8 << 20
 
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "r2"})
 "Protocols on which an object appears only when its upload is completed."
-
-_STORE_CLIENTS = frozenset({"aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "paramiko"})
-"Packages of the stores' clients, whose own errors (no credentials, no connection) are no OSError."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +94,7 @@ def exists(url: str) -> bool:
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
         return os.path.exists(path)
-    with _sentence("read", url):
+    with sentence("read", url):
         fs.invalidate_cache()
         return bool(fs.exists(path))
 
@@ -105,7 +102,7 @@ def exists(url: str) -> bool:
 def is_folder(url: str) -> bool:
     """Whether a folder (on an object store: a prefix of some name) is there now."""
     fs, path = filesystem(url)
-    with _sentence("read", url):
+    with sentence("read", url):
         fs.invalidate_cache()
         return bool(fs.isdir(path))
 
@@ -116,7 +113,7 @@ def glob(url: str) -> list[str]:
     if isinstance(fs, LocalFileSystem):
         return sorted(globbing.glob(path, recursive=True, include_hidden=True))
     protocol = url.partition("://")[0]
-    with _sentence("read", url):
+    with sentence("read", url):
         fs.invalidate_cache()
         return sorted(m if "://" in m else f"{protocol}://{m.lstrip('/')}" for m in fs.glob(path))
 
@@ -126,7 +123,7 @@ def stamp(url: str) -> str:
     if archives.is_member(url):
         return stamp(archives.archive_of(url))
     fs, path = filesystem(url)
-    with _sentence("read", url):
+    with sentence("read", url):
         if isinstance(fs, LocalFileSystem):
             facts = os.stat(path)
             return f"{facts.st_size}:{facts.st_mtime_ns}:{facts.st_ino}"
@@ -140,7 +137,7 @@ def size(url: str) -> int:
     if archives.is_member(url):
         return archives.entry(archive_directory(archives.archive_of(url)), url).file_size
     fs, path = filesystem(url)
-    with _sentence("read", url):
+    with sentence("read", url):
         return int(os.stat(path).st_size) if isinstance(fs, LocalFileSystem) else int(fs.info(path)["size"])
 
 
@@ -150,7 +147,7 @@ def read_bytes(url: str) -> bytes:
         with open_read(url) as file:
             return file.read()
     fs, path = filesystem(url)
-    with _sentence("read", url):
+    with sentence("read", url):
         return cast(bytes, fs.cat_file(path))
 
 
@@ -161,7 +158,7 @@ def read_range(url: str, start: int, stop: int) -> bytes:
             file.seek(start)
             return file.read(stop - start)
     fs, path = filesystem(url)
-    with _sentence("read", url):
+    with sentence("read", url):
         return cast(bytes, fs.cat_file(path, start=start, end=stop))
 
 
@@ -172,7 +169,7 @@ def open_read(url: str) -> IO[bytes]:
         entries = archive_directory(archive)
         return archives.open_member(open_read(archive), entries, url)
     fs, path = filesystem(url)
-    with _sentence("read", url):
+    with sentence("read", url):
         return cast(IO[bytes], fs.open(path, "rb"))
 
 
@@ -190,7 +187,7 @@ def _directory(url: str, stamped: str) -> Mapping[str, ZipInfo]:
 def digest(url: str) -> FileRecord:
     """Size and sha256 of a file, read in bounded memory."""
     sha, total = hashlib.sha256(), 0
-    with _sentence("read", url), open_read(url) as file:
+    with sentence("read", url), open_read(url) as file:
         while block := file.read(READ_BYTES):
             sha.update(block)
             total += len(block)
@@ -203,7 +200,7 @@ def list_files(url: str) -> list[str]:
     if isinstance(fs, LocalFileSystem):
         return sorted(_walk(path))
     prefix = path.rstrip("/") + "/"
-    with _sentence("read", url):
+    with sentence("read", url):
         fs.invalidate_cache()
         return sorted(name[len(prefix) :] for name in fs.find(path) if name.startswith(prefix))
 
@@ -225,7 +222,7 @@ def list_names(url: str) -> list[str]:
     fs, path = filesystem(url)
     if isinstance(fs, LocalFileSystem):
         return sorted(os.listdir(path)) if os.path.isdir(path) else []
-    with contextlib.suppress(InputError), _sentence("read", url):
+    with contextlib.suppress(InputError), sentence("read", url):
         fs.invalidate_cache()
         return sorted(name.rstrip("/").rsplit("/", 1)[-1] for name in fs.ls(path, detail=False))
     return []
@@ -234,21 +231,21 @@ def list_names(url: str) -> list[str]:
 def modified_s(url: str) -> float:
     """Time of last modification, seconds since the epoch."""
     fs, path = filesystem(url)
-    with _sentence("read", url):
+    with sentence("read", url):
         return os.stat(path).st_mtime if isinstance(fs, LocalFileSystem) else float(fs.modified(path).timestamp())
 
 
 def remove(url: str) -> None:
     """Remove one file; nothing happens when it is gone already."""
     fs, path = filesystem(url)
-    with contextlib.suppress(FileNotFoundError), _sentence("remove", url):
+    with contextlib.suppress(FileNotFoundError), sentence("remove", url):
         fs.rm_file(path)
 
 
 def remove_folder(url: str) -> None:
     """Remove a folder and all below it; nothing happens when it is gone already."""
     fs, path = filesystem(url)
-    with contextlib.suppress(FileNotFoundError), _sentence("remove", url):
+    with contextlib.suppress(FileNotFoundError), sentence("remove", url):
         if fs.exists(path):
             fs.rm(path, recursive=True)
 
@@ -271,7 +268,7 @@ def publish(url: str, parts: Buffer | Iterable[Buffer]) -> FileRecord:
     """
     fs, path = filesystem(url)
     pieces = [parts] if isinstance(parts, (bytes, bytearray, memoryview)) else parts
-    with _sentence("publish", url):
+    with sentence("publish", url):
         if isinstance(fs, LocalFileSystem):
             return _publish_local(path, pieces)
         return _publish_remote(fs, path, pieces)
@@ -373,40 +370,3 @@ def sync(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _sentence(action: str, url: str) -> Iterator[None]:
-    """Turn operating-system errors into one sentence that names the file and the way out."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        if action == "read":
-            raise InputError(
-                f"Cannot read {url}: there is no such file. Check the path, or that the job that writes it has finished."
-            ) from error
-        if action == "remove":
-            raise  # gone already, which is what was asked for
-        message = f"Cannot {action} {url}: its folder or bucket is not there. Check the name, and that no other job removes it meanwhile.{_nothing(action)}"
-        raise TransientStorageError(message) from error
-    except IsADirectoryError as error:
-        raise InputError(f"Cannot {action} {url}: it is a folder. Name the files in it.") from error
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            message = f"Cannot {action} {url}: the disk is full.{_nothing(action)} Free space and rerun, finished shards are kept."
-            raise StorageError(message) from error
-        kind = TransientStorageError if _may_pass(error) else StorageError
-        raise kind(f"Cannot {action} {url}: {error.strerror or error}.{_nothing(action)}") from error
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] not in _STORE_CLIENTS:
-            raise
-        raise StorageError(f"Cannot {action} {url}: {str(error).rstrip('.')}.{_nothing(action)}") from error
-
-
-def _may_pass(error: OSError) -> bool:
-    passing = (errno.EIO, errno.EAGAIN, errno.EINTR, errno.EHOSTUNREACH, errno.ENETUNREACH)
-    return isinstance(error, (ConnectionError, TimeoutError)) or error.errno in passing
-
-
-def _nothing(action: str) -> str:
-    return " Nothing was published under that name." if action == "publish" else ""

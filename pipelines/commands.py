@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from infra.output import print_json
 
 if TYPE_CHECKING:
     from pipelines.ingest import Outcome
@@ -61,15 +62,7 @@ def ingest(
         dataset = dataset or "unnamed"
     request = build_request(source, input or [], dataset, config, sets, max_reject_rate)
     if dry_run:
-        from infra.home import resolve
-        from pipelines import exclusion
-        from pipelines.preview import preview
-
-        # A set that is not there fails now, as it would in the job.
-        exclusion.resolve(resolve(home, catalog), request.dataset, request.config.exclude)
-        if request.config.exclude.sets or request.config.max_scenes_per_caption is not None:
-            _log.warning("--dry-run knows neither excluded scenes nor common captions: they take the whole input")
-        preview(request, as_json=json, recognised=recognised)
+        _preview(request, home, catalog, json=json, recognised=recognised)
         return
     from infra.home import resolve
     from infra.session import open_workers
@@ -79,6 +72,20 @@ def ingest(
     with open_workers(address=address, num_cpus=num_cpus) as workers:
         outcome = run(request, where, workers)
     _print(outcome, as_json=json)
+
+
+def _preview(
+    request: Request, home: str | None, catalog: str | None, *, json: bool, recognised: dict[str, str] | None
+) -> None:
+    """Show what the job would do. A set to be left out that is not there fails here, as it would in the job."""
+    from infra.home import resolve
+    from pipelines import exclusion
+    from pipelines.preview import preview
+
+    exclusion.resolve(resolve(home, catalog), request.dataset, request.config.exclude)
+    if request.config.exclude.sets or request.config.max_scenes_per_caption is not None:
+        _log.warning("--dry-run knows neither excluded scenes nor common captions: they take the whole input")
+    preview(request, as_json=json, recognised=recognised)
 
 
 def _recognise(paths: list[str], limit: int | None, *, dry_run: bool) -> dict[str, str]:
@@ -155,13 +162,12 @@ def _load(kind: type[Any], config_file: str | None, sets: list[str]) -> tuple[An
 
 
 def _print(outcome: Outcome, *, as_json: bool) -> None:
-    import orjson
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     if as_json:
-        sys.stdout.write(orjson.dumps(outcome, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
+        print_json(outcome)
         return
     table = Table(show_header=False, box=None, pad_edge=False)
     state = "was there already" if outcome.was_there else f"committed as snapshot {outcome.snapshot_id}"

@@ -5,12 +5,13 @@ Owns: the command line of `goodviews embed`. Does not own: the job (`pipelines.e
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
+
+from infra.output import print_json
 
 app = typer.Typer(
     add_completion=False,
@@ -111,7 +112,7 @@ def import_(
     config = ImportConfig(file=file, name=name, keys=keys, dataset=dataset, split=split, observation=of, model=model)
     record = import_vectors(config, resolve(home, catalog))
     if json:
-        _print_json(record)
+        print_json(record)
         return
     where = f" of {record.dataset}" if record.dataset else ""
     typer.echo(f"{record.name} ({record.embedding_id}): {record.rows:,} {record.observation}{where} x {record.dims}")
@@ -133,16 +134,10 @@ def _refuse_options_before(ctx: typer.Context) -> None:
         )
 
 
-def _print_json(result: Any) -> None:
-    import orjson
-
-    sys.stdout.write(orjson.dumps(result, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
-
-
 def _print(outcomes: Sequence[Any], *, as_json: bool) -> None:
     """As JSON one object for one model, a list for several."""
     if as_json:
-        _print_json(outcomes[0] if len(outcomes) == 1 else outcomes)
+        print_json(outcomes[0] if len(outcomes) == 1 else outcomes)
         return
     for outcome in outcomes:
         typer.echo(_line(outcome))

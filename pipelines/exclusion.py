@@ -65,7 +65,8 @@ class Exclusion:
 def resolve(home: Home, dataset: str, config: ExcludeConfig) -> tuple[Part, ...]:
     """The parts that the options name, at their versions of now.
 
-    Raises UsageError when one is of the dataset itself, InputError when the catalog does not hold one.
+    Raises UsageError when one is of the dataset itself, InputError when the catalog does not hold one, or nothing of one
+    can be recognised: leaving out nothing would look like having nothing in common.
     """
     if not config.sets:
         return ()
@@ -74,8 +75,7 @@ def resolve(home: Home, dataset: str, config: ExcludeConfig) -> tuple[Part, ...]
         if part.dataset == dataset:
             message = f"--exclude {part.name} is of the dataset that is ingested, so all of it would leave itself out. Ingest the evaluation set under a name of its own."
             raise UsageError(message)
-    counts = exclusion.key_counts(home, parts, config.kinds)
-    if mute := [name for name, count in counts.items() if not count]:
+    if mute := exclusion.mute_parts(home, parts, config.kinds):
         message = f"Nothing of {', '.join(mute)} can be recognised by {', '.join(config.kinds)}: its ids name nothing outside it, it records no image hash, or its scenes have one caption each. So nothing would be left out; add captions to exclude.by, or ingest it with ids or hashes."
         raise InputError(message)
     return parts

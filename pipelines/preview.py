@@ -6,13 +6,11 @@ started; a sample is of the first records of pieces all over the input.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-import orjson
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -21,6 +19,7 @@ from catalog import schema
 from infra import config as configuration
 from infra import storage
 from infra.errors import InputError
+from infra.output import print_json
 from pipelines import tables
 from pipelines.columns import column, is_none
 from pipelines.group import group, merge
@@ -45,7 +44,7 @@ def preview(request: Request, *, as_json: bool, recognised: Mapping[str, str] | 
     if recognised is not None:
         facts["recognised"] = dict(recognised)
     if as_json:
-        sys.stdout.write(orjson.dumps(facts, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
+        print_json(facts)
         return
     console = Console(soft_wrap=True)
     table = Table(show_header=False, box=None, pad_edge=False)

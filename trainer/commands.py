@@ -6,10 +6,11 @@ Owns: the command line of `goodviews train`. Does not own: the training (`traine
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from infra.output import print_json
 
 if TYPE_CHECKING:
     from trainer.forecast import Forecast
@@ -112,12 +113,6 @@ def _fraction(text: str | None) -> list[str]:
     return [f"plan.good_fraction={share}"]
 
 
-def _print_json(value: object) -> None:
-    import orjson
-
-    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
-
-
 def _print_rows(rows: dict[str, str]) -> None:
     from rich.console import Console
     from rich.text import Text
@@ -129,7 +124,7 @@ def _print_rows(rows: dict[str, str]) -> None:
 
 def _print_finished(finished: Finished, *, as_json: bool) -> None:
     if as_json:
-        _print_json(finished)
+        print_json(finished)
         return
     from trainer.live import duration
 
@@ -148,7 +143,7 @@ def _print_finished(finished: Finished, *, as_json: bool) -> None:
 
 def _print_forecast(found: Forecast, *, as_json: bool) -> None:
     if as_json:
-        _print_json(found)
+        print_json(found)
         return
     from trainer.live import duration
 

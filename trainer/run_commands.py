@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.output import print_json
+
 if TYPE_CHECKING:
     from infra.home import Home
     from trainer.runs import RunRecord, RunStatus
@@ -38,7 +40,7 @@ def list_(home: _Home = None, catalog: _Catalog = None, json: _Json = False) -> 
         record = runs.read_record(where, run_id)
         rows.append(_summary(record, runs.read_status(runs.runs_url(where, run_id))))
     if json:
-        _print_json(rows)
+        print_json(rows)
     else:
         _print_table(rows)
 
@@ -71,7 +73,7 @@ def show(
         "config": record.config,
     }
     if json:
-        _print_json(found)
+        print_json(found)
         return
     from rich.console import Console
     from rich.text import Text
@@ -97,7 +99,7 @@ def verify(
 
     verdict = runs.verify(resolve(home, catalog), left, right)
     if json:
-        _print_json(verdict)
+        print_json(verdict)
     else:
         print(verdict.sentence)
     if verdict.differs_at is not None:
@@ -139,12 +141,6 @@ def _summary(record: RunRecord, status: RunStatus | None) -> dict[str, Any]:
         "ranks": state.ranks,
         "started": started.isoformat(sep=" ", timespec="seconds"),
     }
-
-
-def _print_json(value: object) -> None:
-    import orjson
-
-    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE).decode())
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:

@@ -7,9 +7,11 @@ rows (`catalog.theory`), their plots (`catalog.report.theory`).
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from infra.output import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,7 +69,7 @@ def verify(
     )
     theory_id = record_check(where, check)
     if json:
-        _print_json({"theory_id": theory_id, **result})
+        print_json({"theory_id": theory_id, **result})
     else:
         _print_verdict(config, verdict)
     if failures := verdict.failures(config):
@@ -108,7 +110,7 @@ def bridge(
     check = Check(kind="bridge", seed=seed, config=dataclasses.asdict(config), result=result, points=points)
     theory_id = record_check(where, check)
     if json:
-        _print_json({"theory_id": theory_id, **result, "series": points})
+        print_json({"theory_id": theory_id, **result, "series": points})
     else:
         _print_bridge(points)
 
@@ -188,10 +190,3 @@ def _print_verdict(config: GridConfig, verdict: Verdict) -> None:
 
 def _short(value: float | None) -> str:
     return "-" if value is None else f"{value:.1e}"
-
-
-def _print_json(value: Any) -> None:
-    import orjson
-
-    option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
-    sys.stdout.write(orjson.dumps(value, option=option).decode())

@@ -15,47 +15,32 @@ from catalog import audit, lake
 from catalog.commit import commit_version
 from infra.errors import GoodviewsError
 from infra.home import Home
+from tests.infra.broken_connections import Relay
 
 
-class Forwarder:
+class Forwarder(Relay):
     """Passes connections to Postgres on, and cuts the one that sends the `place`-th COMMIT: before it arrives, or after."""
 
     def __init__(self, port: int) -> None:
-        self._target = ("127.0.0.1", port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
         self.place, self.moment, self.seen = 0, "after", 0
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__("127.0.0.1", port)
 
     @property
     def has_cut(self) -> bool:
         return self.seen >= self.place > 0
 
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with client, contextlib.suppress(OSError), socket.create_connection(self._target) as server:
-            is_mute, is_answered = threading.Event(), threading.Event()
-            threading.Thread(target=_answers, args=(server, client, is_mute, is_answered), daemon=True).start()
-            while data := client.recv(1 << 16):
-                self.seen += b"COMMIT" in data
-                if b"COMMIT" in data and self.seen == self.place:
-                    if self.moment == "after":
-                        is_mute.set()
-                        server.sendall(data)
-                        assert is_answered.wait(20)
-                    break
-                server.sendall(data)
-            for end in (server, client):
-                end.shutdown(socket.SHUT_RDWR)
+    def serve(self, client: socket.socket, server: socket.socket) -> None:
+        is_mute, is_answered = threading.Event(), threading.Event()
+        threading.Thread(target=_answers, args=(server, client, is_mute, is_answered), daemon=True).start()
+        while data := client.recv(1 << 16):
+            self.seen += b"COMMIT" in data
+            if b"COMMIT" in data and self.seen == self.place:
+                if self.moment == "after":
+                    is_mute.set()
+                    server.sendall(data)
+                    assert is_answered.wait(20)
+                return
+            server.sendall(data)
 
 
 def _answers(

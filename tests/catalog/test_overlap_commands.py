@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from catalog import lock
+from catalog import lake, lock
 from catalog.overlap_commands import app
 from infra.errors import ConflictError
 from infra.home import Home
 from tests.catalog.datasets import put_dataset
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 def test_counts_that_cannot_be_recorded_are_printed_first(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,3 +30,18 @@ def test_counts_that_cannot_be_recorded_are_printed_first(home: Home, monkeypatc
     assert json.loads(done.stdout)["kinds"]["caption"]["left"]["scenes"] == 1
     assert done.exit_code != 0 and isinstance(done.exception, ConflictError)
     assert "is held by" in str(done.exception) and "shards" not in str(done.exception)
+
+
+def test_counts_are_recorded_also_when_nobody_reads_them_to_the_end(home: Home) -> None:
+    """`goodviews overlap A B | head` closes the pipe while the tables are printed."""
+    put_dataset(home, "left", {"a": ["one word"]})
+    put_dataset(home, "right", {"x": ["One word."]}, source="coco")
+    read, write = os.pipe()
+    os.close(read)
+    words = ["overlap", "left", "right", "--home", home.url, "--catalog", home.catalog]
+    command = [sys.executable, "-m", "infra.cli", *words]
+    with os.fdopen(write, "wb") as closed:
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, cwd=REPOSITORY, check=False)
+    assert done.returncode != 0 and b"Traceback" not in done.stderr
+    with lake.reading(home) as reader:
+        assert reader.rows("SELECT shared FROM overlap_counts WHERE kind = 'caption'") == [(1,)]

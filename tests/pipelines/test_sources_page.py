@@ -49,6 +49,8 @@ def test_every_source_has_its_section_with_all_its_parts() -> None:
     for name, body in found.items():
         for part in PARTS:
             assert f"* **{part}**" in body, f"{name} says nothing of {part}"
+    # Without a command in a section nothing below would run, and nobody would see it.
+    assert {name for name, _ in commands()} == set(SOURCES)
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES))

@@ -83,19 +83,20 @@ def _has_key(reader: Lake, part: Part, kind: str) -> bool:
 
 
 def _query(reader: Lake, part: Part, kind: str) -> str:
-    """SELECT of the keys of one kind, with the values of `WHERE` to be bound once."""
+    """SELECT of the keys of one kind, some of them repeatedly, with the values of `WHERE` to be bound once."""
     if kind == "id":
         named = f"SELECT {sql_identity(source_of(reader, part), 's')} AS name FROM versions.scenes AS s WHERE {WHERE}"
         return f"SELECT {sql_key(kind, 'name')} AS key FROM ({named}) WHERE name IS NOT NULL"
     if kind == "sha256":
         return f"""SELECT {sql_key(kind, "sha")} AS key FROM (SELECT lower(i.sha256) AS sha FROM (
                 SELECT unnest(s.images) AS i FROM versions.scenes AS s WHERE {WHERE}))
-            WHERE sha NOT IN ('', '{NO_BYTES}') GROUP BY sha"""
-    forms = f"""SELECT DISTINCT scene_key, {sql_normal_form('c."text"')} AS form FROM (
+            WHERE sha NOT IN ('', '{NO_BYTES}')"""
+    forms = f"""SELECT scene_key, {sql_normal_form('c."text"')} AS form FROM (
         SELECT s.scene_key, unnest(s.captions) AS c FROM versions.scenes AS s WHERE {WHERE})"""
     if kind == "captions":
         return f"SELECT {sql_key(kind, 'form')} AS key FROM ({forms}) WHERE form <> ''"
-    sets = f"SELECT {sql_caption_set('form')} AS said FROM ({forms}) WHERE form <> '' GROUP BY scene_key"
+    distinct = f"SELECT DISTINCT scene_key, form FROM ({forms}) WHERE form <> ''"
+    sets = f"SELECT {sql_caption_set('form')} AS said FROM ({distinct}) GROUP BY scene_key"
     return f"SELECT {sql_key(kind, 'said')} AS key FROM ({sets}) WHERE said IS NOT NULL"
 
 

@@ -1,6 +1,6 @@
 """Checks of the catalog: DuckDB with its extensions, the database behind it, and the lock that commits take.
 
-Owns: these questions. Does not own: how checks run (`infra.doctor`). Invariant: the catalog is opened read-only; the lock is
+Owns: these questions. Does not own: how checks run (`infra.doctor.findings`). Invariant: the catalog is opened read-only; the lock is
 tried on a file of its own, never on the one that jobs wait for.
 """
 
@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Final
 
-from catalog import database, extensions, lake
-from catalog.lock import filesystem_type, refuse_network_filesystem
+from catalog.lake import database, extensions, lake
+from catalog.lake.lock import filesystem_type, refuse_network_filesystem
 from infra import storage
-from infra.checks import existing_parent
-from infra.doctor import Circumstances, Finding, advise, broken, ok
+from infra.doctor.findings import Circumstances, Finding, advise, broken, ok
+from infra.doctor.machine import existing_parent
 from infra.errors import GoodviewsError, InputError, StorageError
 from infra.home import Home
 

@@ -36,7 +36,7 @@ def sql(
     catalog: CatalogOption = None,
 ) -> None:
     """Run one SELECT, read-only, and print a table, CSV or JSON."""
-    from catalog.queries import run_select
+    from catalog.lake.queries import run_select
 
     run_select(_resolve(home, catalog), query, out=sys.stdout, as_csv=as_csv, as_json=as_json, limit=limit)
 
@@ -44,8 +44,8 @@ def sql(
 @app.command()
 def tables(as_json: JsonOption = False, home: HomeOption = None, catalog: CatalogOption = None) -> None:
     """List tables and views with their rows and what they hold."""
-    from catalog import answers
-    from catalog.queries import list_tables
+    from catalog.lake import answers
+    from catalog.lake.queries import list_tables
 
     names, rows = list_tables(_resolve(home, catalog))
     (answers.write_json if as_json else answers.write_table)(sys.stdout, names, rows)
@@ -54,8 +54,8 @@ def tables(as_json: JsonOption = False, home: HomeOption = None, catalog: Catalo
 @app.command()
 def snapshots(as_json: JsonOption = False, home: HomeOption = None, catalog: CatalogOption = None) -> None:
     """List the snapshots: when, by what, and what changed."""
-    from catalog import answers
-    from catalog.queries import list_snapshots
+    from catalog.lake import answers
+    from catalog.lake.queries import list_snapshots
 
     names, rows = list_snapshots(_resolve(home, catalog))
     (answers.write_json if as_json else answers.write_table)(sys.stdout, names, rows)
@@ -73,7 +73,7 @@ def verify(
     import dataclasses
     import json
 
-    from catalog import audit
+    from catalog.versions import audit
     from infra.errors import IntegrityError
 
     found = audit.verify(_resolve(home, catalog), dataset=dataset, quick=quick)
@@ -96,8 +96,8 @@ def rebuild(as_json: JsonOption = False, home: HomeOption = None, catalog: Catal
     import dataclasses
     import json
 
-    from catalog.rebuild import KEPT_SUFFIX
-    from catalog.rebuild import rebuild as make_anew
+    from catalog.versions.rebuild import KEPT_SUFFIX
+    from catalog.versions.rebuild import rebuild as make_anew
 
     where = _resolve(home, catalog)
     done = make_anew(where)
@@ -130,7 +130,7 @@ def gc(
     import dataclasses
     import json
 
-    from catalog.collect import collect
+    from catalog.versions.collect import collect
 
     found = collect(_resolve(home, catalog), delete=delete, older_than_hours=older_than_hours)
     for note in found.left_alone:
@@ -147,6 +147,6 @@ def gc(
 @app.command()
 def connect(home: HomeOption = None, catalog: CatalogOption = None) -> None:
     """Print the SQL that opens the catalog in a plain DuckDB client."""
-    from catalog.lake import connect_lines
+    from catalog.lake.lake import connect_lines
 
     print("\n".join(connect_lines(_resolve(home, catalog))))

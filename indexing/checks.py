@@ -1,6 +1,6 @@
 """Check of FAISS: which build is installed, whether two of them hide each other, and whether it sees a GPU.
 
-Owns: this question. Does not own: how checks run (`infra.doctor`), the device of a search (`indexing.proposals`).
+Owns: this question. Does not own: how checks run (`infra.doctor.findings`), the device of a search (`indexing.search.proposals`).
 Invariant: packages are counted before FAISS is imported, since a mixed installation may not import at all.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.metadata import distributions
 
-from infra.doctor import Circumstances, Finding, advise, broken, ok
+from infra.doctor.findings import Circumstances, Finding, advise, broken, ok
 
 
 def installed_builds() -> dict[str, str]:

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from catalog import lake
-from catalog.alignments import DIFFERENCE
-from catalog.lake import Lake
+from catalog.lake import lake
+from catalog.lake.lake import Lake
 from catalog.report.encoders import Encoder, Run, read_encoders, read_runs, records
 from catalog.report.scores import Score, read_scores
-from catalog.theory import Check, latest_checks
+from catalog.rows.alignments import DIFFERENCE
+from catalog.rows.theory import Check, latest_checks
 
 CURVE_POINTS: Final = 400
 CURVES: Final = ("loss", "inv", "sigreg", "effective_rank", "validation_loss")

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import orjson
 
-from catalog.answers import printable
-from catalog.lake import Lake
+from catalog.lake.answers import printable
+from catalog.lake.lake import Lake
 
 MOMENTS: Final = {"untrained": "untrained", "epoch-001": "after one epoch", "best": "best validation loss"}
 TRAINED: Final = "trained"

@@ -17,11 +17,11 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from catalog.alignments import alignment_url
-from catalog.lake import Lake
+from catalog.lake.lake import Lake
 from catalog.report.encoders import Encoder
-from catalog.report.pictures import Scene, read_scenes
+from catalog.report.scene_images import Scene, read_scenes
 from catalog.report.scores import CONTROLS, Score
+from catalog.rows.alignments import alignment_url
 from infra import storage
 from infra.errors import IntegrityError
 from infra.home import Home

@@ -16,14 +16,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from catalog import database, lake
-from catalog.lake import Lake
-from catalog.report import made, mapped, scored, theory
+from catalog.lake import database, lake
+from catalog.lake.lake import Lake
+from catalog.report import maps, score_sections, theory, trainings
+from catalog.report.canvas import Figure, Palette
 from catalog.report.contents import Contents, read_contents
-from catalog.report.drawing import Figure, Palette
 from catalog.report.gallery import encoders_of, read_gallery, read_neighbourhoods
 from catalog.report.scores import group
-from catalog.report.tables import Neighbourhoods, Piece, Section
+from catalog.report.sections import Neighbourhoods, Piece, Section
 from infra import storage
 from infra.errors import StorageError
 from infra.home import Home
@@ -91,13 +91,13 @@ def make_sections(home: Home, reader: Lake, contents: Contents) -> list[Section]
     # First what can refuse: drawing takes longer.
     shown = [_gallery(home, reader, contents), _neighbours(home, reader, contents)]
     return [
-        scored.alignment(contents, palette),
-        mapped.retrieval(contents, palette),
-        mapped.pairs_curve(contents, palette),
-        scored.probes(contents, palette),
+        score_sections.alignment(contents, palette),
+        maps.retrieval(contents, palette),
+        maps.pairs_curve(contents, palette),
+        score_sections.probes(contents, palette),
         *shown,
-        made.trainings(contents, palette),
-        made.data(contents),
+        trainings.trainings(contents, palette),
+        trainings.data(contents),
         theory.theory(contents.checks),
     ]
 
@@ -115,7 +115,7 @@ def _gallery(home: Home, reader: Lake, contents: Contents) -> Section:
 
 
 def _neighbours(home: Home, reader: Lake, contents: Contents) -> Section:
-    groups = group(s for s in contents.scores if s.metric == scored.MAIN_METRIC and s.anchor is not None)
+    groups = group(s for s in contents.scores if s.metric == score_sections.MAIN_METRIC and s.anchor is not None)
     pieces: list[Piece] = []
     for found in sorted(groups, key=lambda g: -len(g.scores)):
         members = read_neighbourhoods(home, reader, encoders_of(found.scores))

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import orjson
 
-from catalog.answers import printable
-from catalog.lake import Lake
+from catalog.lake.answers import printable
+from catalog.lake.lake import Lake
 from catalog.report.encoders import Encoder, records, unknown
 
 CONTROLS: Final = ("random", "shuffled")

@@ -1,7 +1,7 @@
 """The section of the theorems: exact encoders of finite worlds, and trained ones beside them.
 
 Owns: which numbers of `theory` stand in which figure and table, and how these figures are drawn. Does not own: the checks
-(`trainer.theory_grid`, `trainer.finite_bridge`), the look (`drawing`).
+(`trainer.theory.grid`, `trainer.theory.bridge`), the look (`drawing`).
 Invariant: every mark is a number of the catalog; the newest check of a kind is shown, whole.
 """
 
@@ -11,10 +11,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from catalog.report import drawing
-from catalog.report.drawing import INK, QUIET, Figure
-from catalog.report.tables import Piece, Section, Table, table
-from catalog.theory import Check
+from catalog.report import canvas as drawing
+from catalog.report.canvas import INK, QUIET, Figure
+from catalog.report.sections import Piece, Section, Table, table
+from catalog.rows.theory import Check
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

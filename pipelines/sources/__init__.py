@@ -1,141 +1,25 @@
-"""The interface of a source, and the table of those that exist.
-
-A source turns files (or nothing, for `toyworld`) into records: what one row of the input says of one scene. It decides
-ids, splits, roles and addresses; it never cleans, groups, hashes keys or writes. A source is one small module here with
-one class; its line in `SOURCES` is all the registration there is.
-
-A batch of records is two Arrow tables (`RECORDS`, `TEXTS`): one row a record, and one row a (record, text field), which is
-the unit of accounting. Everything a source reads is in them, broken texts included: they become rejects later.
-"""
+"""The table of sources. Each is one small module with one class; its line here is all the registration there is."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, cast
-
-import pyarrow as pa
+from typing import Any, Final, cast
 
 from infra.errors import UsageError
 
-RECORDS: Final = pa.schema(
-    [
-        pa.field("source_id", pa.large_string()),  # null: the record names no scene
-        pa.field("split", pa.dictionary(pa.int32(), pa.string()), nullable=False),
-        pa.field("source_uri", pa.dictionary(pa.int32(), pa.string()), nullable=False),
-        pa.field("source_row", pa.int64(), nullable=False),  # 0-based row, line or list place in source_uri
-        pa.field("image_uri", pa.large_string()),
-        pa.field("image_sha256", pa.large_string()),
-        pa.field("width", pa.int32()),
-        pa.field("height", pa.int32()),
-        pa.field("frame", pa.int32()),
-        pa.field("image", pa.large_binary()),  # encoded JPEG, when the source carries pictures
-        pa.field("state", pa.large_string()),  # JSON of the true state, when the source knows it
-    ]
-)
-TEXTS: Final = pa.schema(
-    [
-        pa.field("record", pa.int64(), nullable=False),  # row of RECORDS in the same batch, ascending
-        pa.field("field", pa.dictionary(pa.int32(), pa.string()), nullable=False),  # column or member it came from
-        pa.field("role", pa.dictionary(pa.int32(), pa.string()), nullable=False),
-        pa.field("text", pa.large_binary()),  # as read; null when absent
-        pa.field("broken", pa.large_string()),  # null, or "reason: detail" when the reader itself rejects it
-    ]
-)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Records and their texts. A record without texts is legal: it may still carry an image."""
-
-    records: pa.Table
-    texts: pa.Table
-
-
-@dataclass(frozen=True, kw_only=True)
-class Input:
-    """One input file: `uri` relative to the input root (goes into the data), `url` where it is (never does)."""
-
-    uri: str
-    url: str
-
-    @property
-    def files(self) -> tuple[Input, ...]:
-        """The files that are read when this one is: itself, unless a source says otherwise."""
-        return (self,)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """A part of the input that one task reads: rows [start, stop) of `input`, in the source's own row unit.
-
-    scenes_by_split bounds from above how many scenes begin in it, and decides the number of shards.
-    """
-
-    input: Input | None
-    start: int
-    stop: int
-    scenes_by_split: Mapping[str, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Survey:
-    """What a source found when it looked at its inputs without reading them whole."""
-
-    format: str
-    "What was recognised, in words, for `--dry-run`."
-    pieces: Sequence[Piece]
-    "In canonical order: inputs by uri, rows ascending."
-    columns: Mapping[str, str] = field(default_factory=dict)
-    "Column or member of the input -> what it becomes (`text:alt`, `scene id`, `split`, `image uri`, ...)."
-    notes: Sequence[str] = ()
-    cuttable: bool = True
-    "Whether `read` can begin at any row without reading what stands before it (parquet yes, CSV and JSONL no)."
-
-
-class Source(Protocol):
-    """What each module in this package offers. Instances are cheap, picklable, and hold only their options."""
-
-    name: str
-    bad_passes: int
-    "P of the bad view tars: 5, Recap 3, MSR-VTT 20."
-    grouped: bool
-    "True: records of one scene may be anywhere and are brought together by id. False: one record is one scene, and a piece can be cut at any row."
-    needs_input: bool
-    repairs_byte_escapes: bool
-    writers: Mapping[str, str]
-    "Versions of libraries that decide bytes beside pyarrow (Pillow for rendered pictures)."
-
-    def reads(self, name: str) -> bool:
-        """Whether a file of this base name may be an input; the others of a folder are left out."""
-        return True
-
-    def survey(self, inputs: Sequence[Input], limit: int | None) -> Survey:
-        """Check the inputs and cut them. `limit`: at most so many rows (images, scenes) in canonical order.
-
-        Raises InputError for a missing column, a truncated file, a mixture of generations.
-        """
-        ...
-
-    def read(self, piece: Piece) -> Iterator[Batch]:
-        """The records of one piece, in row order, in batches of bounded size."""
-        ...
-
-
 SOURCES: Final = {
-    "coco": "pipelines.sources.coco:Coco",
-    "datacomp": "pipelines.sources.datacomp:DataComp",
-    "flickr30k": "pipelines.sources.flickr:Flickr30k",
-    "flickr8k": "pipelines.sources.flickr:Flickr8k",
-    "img2dataset": "pipelines.sources.img2dataset:Img2dataset",
-    "msrvtt": "pipelines.sources.msrvtt:MsrVtt",
-    "multi30k": "pipelines.sources.multi30k:Multi30k",
-    "recap-datacomp": "pipelines.sources.recap:RecapDataComp",
-    "table": "pipelines.sources.table:Table",
-    "toyworld": "pipelines.sources.toyworld:Toyworld",
-    "webdataset": "pipelines.sources.webdataset_tars:WebdatasetTars",
-    "wit": "pipelines.sources.wit:Wit",
+    "coco": "pipelines.sources.sets.coco:Coco",
+    "datacomp": "pipelines.sources.sets.datacomp:DataComp",
+    "flickr30k": "pipelines.sources.sets.flickr:Flickr30k",
+    "flickr8k": "pipelines.sources.sets.flickr:Flickr8k",
+    "img2dataset": "pipelines.sources.tars.img2dataset:Img2dataset",
+    "msrvtt": "pipelines.sources.sets.msrvtt:MsrVtt",
+    "multi30k": "pipelines.sources.sets.multi30k:Multi30k",
+    "recap-datacomp": "pipelines.sources.sets.recap:RecapDataComp",
+    "table": "pipelines.sources.tables.table:Table",
+    "toyworld": "pipelines.sources.toyworld.source:Toyworld",
+    "webdataset": "pipelines.sources.tars.webdataset_tars:WebdatasetTars",
+    "wit": "pipelines.sources.sets.wit:Wit",
 }
 """Name of the source -> its class. The class is a frozen keyword-only dataclass of its options (`--set source.x=y`)."""
 

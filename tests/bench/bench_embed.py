@@ -58,11 +58,11 @@ def embed_ratios(*, texts: int = 2000, repeats: int = 3) -> dict[str, float]:
     """
     import torch
 
-    from infra import encoders, models
     from infra.home import Home
+    from infra.models import encoders, registry
 
     torch.set_num_threads(1)
-    model = models.find_model(MODEL, Home(url="/nowhere", catalog="/nowhere/catalog.sqlite"))
+    model = registry.find_model(MODEL, Home(url="/nowhere", catalog="/nowhere/catalog.sqlite"))
     facts = encoders.describe(model, modality="text")
     encoder = encoders.TextEncoder(model, facts)
     captions = synthetic(texts)

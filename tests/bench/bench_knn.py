@@ -37,7 +37,7 @@ def speed_ratios(*, rows: int = 50_000, repeats: int = 3, threads: int = 2) -> d
     """Median seconds of both in alternation, and ours / bare. Raises RuntimeError when their neighbours disagree."""
     import faiss
 
-    from indexing.knn import exact_knn
+    from indexing.search.knn import exact_knn
 
     faiss.omp_set_num_threads(threads)
     x = _noise(rows)
@@ -113,7 +113,7 @@ def contest(name: str, rows: int, threads: int) -> dict[str, float]:
 
 
 def _ours(x: np.ndarray, threads: int) -> np.ndarray:
-    from indexing.knn import exact_knn
+    from indexing.search.knn import exact_knn
 
     return exact_knn(x, k=K).ids_MK
 
@@ -132,7 +132,7 @@ def big(*, threads: int = 2) -> dict[str, float]:
     """100 queries against 2^31 + 2^23 float16 elements, none of whose rows is zero; memory of this process, no file's."""
     import faiss
 
-    from indexing.knn import exact_knn
+    from indexing.search.knn import exact_knn
 
     faiss.omp_set_num_threads(threads)
     dims, rows = 64, (2**31 + 2**23) // 64

@@ -44,8 +44,8 @@ def rounds(folder: Path, args: Any) -> dict[str, list[float]]:
 
     from infra.home import Home
     from tests.bench import stream_data
-    from trainer import recipe
-    from trainer.assembly import assemble, build_model
+    from trainer.run import recipe
+    from trainer.run.assembly import assemble, build_model
 
     torch.set_num_threads(1)
     home = Home(url=str(folder), catalog=str(folder / "catalog.sqlite"))
@@ -69,7 +69,7 @@ def rounds(folder: Path, args: Any) -> dict[str, list[float]]:
 
 class _Trainer:
     def __init__(self, recipe: Any, model: Any) -> None:
-        from trainer.optimizer import build_optimizer
+        from trainer.model.optimizer import build_optimizer
 
         self._recipe, self._model, self._step = recipe, model, 0
         self._optimizer = build_optimizer(recipe.optimizer, model)
@@ -78,7 +78,7 @@ class _Trainer:
         """Seconds of a forward, backward and optimizer step on each batch."""
         import torch
 
-        from trainer.optimizer import take_step
+        from trainer.model.optimizer import take_step
 
         began = time.perf_counter()
         for batch in batches:
@@ -90,7 +90,7 @@ class _Trainer:
 
 
 def _stream(materials: Any, workers: int) -> Any:
-    from trainer.stream import Stream
+    from trainer.data.stream import Stream
 
     return Stream(materials.plan, materials.cache, materials.recipe.views, workers=workers)
 

@@ -122,7 +122,7 @@ def timed(run: Callable[[], int], before: Callable[[], None] = lambda: None) -> 
 def prepare(folder: Path, texts: str, count: int) -> dict[str, Any]:
     """Publish the version, train the tokenizer, convert for the peers that are there."""
     from tests.bench import stream_data
-    from trainer import wordpiece
+    from trainer.data import wordpiece
 
     stream_data.publish(_home(folder), texts, count)
     wordpiece.corpus(_shards(folder, texts), _home(folder), vocab_size=VOCAB).save(str(folder / "tokenizer"))
@@ -140,14 +140,14 @@ def _home(folder: Path) -> Any:
 
 
 def _shards(folder: Path, texts: str) -> Any:
-    from trainer.shardset import open_shards
+    from trainer.data.shardset import open_shards
 
     return open_shards(_home(folder), texts, "bench", "train")
 
 
 def ours_raw(folder: Path, texts: str, *, verify: bool = True) -> dict[str, Any]:
     """Every tar into Arrow columns, its sha256 checked on the way."""
-    from trainer.reader import read_tar, view_tar
+    from trainer.data.reader import read_tar, view_tar
 
     shards = _shards(folder, texts)
 
@@ -162,11 +162,11 @@ def ours_stream(folder: Path, texts: str, *, is_cold: bool, good_fraction: float
     """One epoch of batches of 256 with 2 global and 6 local views, 15 % hidden, without workers."""
     import shutil
 
-    from trainer import tokenizer
-    from trainer.cache import TokenCache
-    from trainer.plan import PlanConfig, make_plan
-    from trainer.stream import Stream
-    from trainer.views import ViewsConfig
+    from trainer.data import tokenizer
+    from trainer.data.cache import TokenCache
+    from trainer.data.plan import PlanConfig, make_plan
+    from trainer.data.stream import Stream
+    from trainer.data.views import ViewsConfig
 
     shards, home = _shards(folder, texts), _home(folder)
     words = tokenizer.load(str(folder / "tokenizer"))

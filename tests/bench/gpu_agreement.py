@@ -19,9 +19,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from trainer.encoder import EncoderConfig, ProjectorConfig, TextEncoder
-from trainer.objectives import LejepaConfig, LejepaModel, NextTokenModel, directions
-from trainer.ragged import Ragged
+from trainer.data.ragged import Ragged
+from trainer.model.encoder import EncoderConfig, ProjectorConfig, TextEncoder
+from trainer.model.objectives import LejepaConfig, LejepaModel, NextTokenModel, directions
 
 VOCAB = 1000
 BATCH = 32

@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from indexing.knn import KnnOptions, Neighbours, exact_knn
+from indexing.search.knn import KnnOptions, Neighbours, exact_knn
 
 K = 10
 PRODUCT_ROWS = 8192

@@ -23,8 +23,8 @@ def ours(data: Path, out: Path, cpus: int) -> dict[str, Any]:
     """`goodviews ingest recap-datacomp`, from the parquet files to the committed catalog."""
     from infra.home import resolve
     from infra.session import open_workers
-    from pipelines.commands import build_request
-    from pipelines.ingest import ingest
+    from pipelines.ingest.commands import build_request
+    from pipelines.ingest.job import ingest
 
     request = build_request("recap-datacomp", [str(data)], "recap", None, [], 0.2)
     with open_workers(address=None, num_cpus=cpus) as workers:
@@ -36,7 +36,7 @@ def ours(data: Path, out: Path, cpus: int) -> dict[str, Any]:
 
 
 def _warm(_: int) -> int:
-    import pipelines.shards  # noqa: F401
+    import pipelines.ingest.shards  # noqa: F401
 
     return 0
 

@@ -14,11 +14,11 @@ from catalog import schema
 from catalog.manifest import JobRecord, Manifest
 from infra import storage
 from infra.home import Home
-from pipelines.clean import CleanConfig
-from pipelines.shards import ShardTask, ViewConfig, publish_shard
-from pipelines.sources import Batch, Input, Piece, Source, Survey
-from pipelines.sources.rows import Builder
-from pipelines.tables import Origin
+from pipelines.ingest.clean import CleanConfig
+from pipelines.ingest.shards import ShardTask, ViewConfig, publish_shard
+from pipelines.ingest.tables import Origin
+from pipelines.records import Batch, Input, Piece, Source, Survey
+from pipelines.sources.formats.rows import Builder
 
 ROLES = ("alt", "recap", "recap_conditioned")
 WIDTHS = {"short": ((8, 15), (8, 15), (8, 15)), "long": ((4, 20), (40, 75), (40, 75))}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from catalog import schema
-from catalog.commit import commit_version
 from catalog.manifest import JobRecord, Manifest
-from catalog.overlap import Part
+from catalog.overlap.leakage import Part
+from catalog.versions.commit import commit_version
 from infra import storage
 from infra.home import Home
 from tests.catalog.conftest import parquet

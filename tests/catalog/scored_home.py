@@ -17,13 +17,13 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from catalog import lake
-from catalog.alignments import AlignmentRow, alignment_url, record_alignments
-from catalog.embeddings import EmbeddingRecord, embedding_id_of, insert
-from catalog.lake import Lake
-from catalog.runs import METRICS, RunRow, append_metrics
-from catalog.theory import Check, record_check
-from catalog.transaction import commit_rows
+from catalog.lake import lake
+from catalog.lake.lake import Lake
+from catalog.lake.transaction import commit_rows
+from catalog.rows.alignments import AlignmentRow, alignment_url, record_alignments
+from catalog.rows.embeddings import EmbeddingRecord, embedding_id_of, insert
+from catalog.rows.runs import METRICS, RunRow, append_metrics
+from catalog.rows.theory import Check, record_check
 from infra import storage
 from infra.cli import run as goodviews
 from infra.home import Home, resolve

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from catalog import checks, extensions, lock
-from catalog.commit import commit_version
-from infra.doctor import Circumstances, Finding
+from catalog import checks
+from catalog.lake import extensions, lock
+from catalog.versions.commit import commit_version
+from infra.doctor.findings import Circumstances, Finding
 from infra.errors import StorageError
 from infra.home import Home
 from tests.conftest import POSTGRES_PASSWORD

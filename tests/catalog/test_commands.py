@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from catalog.commands import app
-from catalog.commit import commit_version
+from catalog.versions.commit import commit_version
 from infra import storage
 from infra.errors import InputError, IntegrityError, UsageError
 from infra.home import Home

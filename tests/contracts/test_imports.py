@@ -46,7 +46,9 @@ def tree(tmp_path: Path) -> Path:
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text("")
         (tmp_path / package / "part.py").write_text("")
-    (tmp_path / "infra" / "encoders.py").write_text("")
+    (tmp_path / "infra" / "models").mkdir()
+    for name in ("__init__", "encoders"):
+        (tmp_path / "infra" / "models" / f"{name}.py").write_text("")
     return tmp_path
 
 
@@ -82,10 +84,10 @@ def test_a_forbidden_import_breaks_a_contract(tree: Path, module: str, line: str
 def test_the_allowed_imports_break_none(tree: Path) -> None:
     allowed = {
         "pipelines/part.py": "import catalog.part\nimport infra.part\nimport ray\n",
-        "trainer/part.py": "import torch\nimport catalog.part\nimport infra.encoders\n",
-        "indexing/part.py": "import faiss\nimport infra.encoders\n",
+        "trainer/part.py": "import torch\nimport catalog.part\nimport infra.models.encoders\n",
+        "indexing/part.py": "import faiss\nimport infra.models.encoders\n",
         "catalog/part.py": "import duckdb\nimport psycopg\nimport infra.part\n",
-        "infra/encoders.py": "def load() -> None:\n    import torch\n    import transformers\n",
+        "infra/models/encoders.py": "def load() -> None:\n    import torch\n    import transformers\n",
     }
     for module, text in allowed.items():
         (tree / module).write_text(text)

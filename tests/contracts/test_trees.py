@@ -1,4 +1,4 @@
-"""The trees that ARCHITECTURE.md and README.md draw are the tree that is there."""
+"""The tree that ARCHITECTURE.md draws is the tree that is there, and every path that a page names exists."""
 
 from __future__ import annotations
 
@@ -7,56 +7,30 @@ from pathlib import Path
 
 import pytest
 
+from tests.contracts.tree import PACKAGES, tree, with_tree
+
 REPOSITORY = Path(__file__).parents[2]
-PACKAGES = ("catalog", "indexing", "infra", "pipelines", "trainer")
 
 
-def drawn(text: str) -> list[str]:
-    """Paths in the fenced block below the heading `## Layout`.
-
-    A line is an indented name, or several with commas, then two spaces and what it is; a name with `/` holds the deeper lines.
-    """
-    block = re.search(r"^## Layout\n(?:(?!## )[^\n]*\n)*?```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    if block is None:
-        return []
-    paths: list[str] = []
-    above: list[tuple[int, str]] = []
-    for line in block.group(1).splitlines():
-        indent = len(line) - len(line.lstrip())
-        names = re.split(r"\s{2,}", line.strip())[0]
-        while above and above[-1][0] >= indent:
-            above.pop()
-        for name in filter(None, re.split(r",?\s+", names)):
-            paths.append((above[-1][1] if above else "") + name)
-            if name.endswith("/"):
-                folder = paths[-1]
-        if names.endswith("/"):
-            above.append((indent, folder))
-    return paths
+def test_architecture_draws_the_tree_that_is_there() -> None:
+    text = (REPOSITORY / "ARCHITECTURE.md").read_text()
+    assert text == with_tree(text, tree()), "Run `python -m tests.contracts.tree`."
+    assert tree().count(".py ") > 200
 
 
-def test_the_parser_reads_a_tree() -> None:
-    text = "# A\n\n## Layout\n\nWords.\n\n```\na/    one\n  b.py, c.py  two\n  d/e/\n    f.py\nREADME.md  CHANGES.md\n```\n"
-    assert drawn(text) == ["a/", "a/b.py", "a/c.py", "a/d/e/", "a/d/e/f.py", "README.md"]
-    assert drawn("## Layout\n\n## Other\n```\nx\n```\n") == []
+def test_a_module_that_is_missing_from_the_tree_is_found(tmp_path: Path) -> None:
+    for package in PACKAGES:
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text('"""A package."""\n')
+    before = tree(tmp_path)
+    (tmp_path / "infra" / "new.py").write_text('"""Do something new.\n\nAt length."""\n')
+    assert tree(tmp_path) == before.replace("infra/  A package\n", "infra/  A package\n  new.py  Do something new\n")
 
 
-def test_architecture_draws_every_package() -> None:
-    paths = drawn((REPOSITORY / "ARCHITECTURE.md").read_text())
-    folders = {
-        str(p.parent.relative_to(REPOSITORY)) + "/"
-        for name in PACKAGES
-        for p in (REPOSITORY / name).rglob("__init__.py")
-    }
-    assert len(folders) >= 5
-    assert folders - set(paths) == set()
-
-
-def test_every_path_that_is_drawn_is_there() -> None:
-    paths = drawn((REPOSITORY / "ARCHITECTURE.md").read_text())
-    assert len(paths) > 10
-    assert [p for p in paths if not (REPOSITORY / p).exists()] == []
-    assert [p for p in paths if p.endswith("/") != (REPOSITORY / p).is_dir()] == []
+def test_a_page_without_a_place_for_the_tree_is_refused() -> None:
+    assert with_tree("## Layout\n\n```text\nold\n```\n", "new\n") == "## Layout\n\n```text\nnew\n```\n"
+    with pytest.raises(ValueError, match="no ```text block"):
+        with_tree("## Layout\n\n## Other\n```text\nx\n```\n", "new\n")
 
 
 @pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from infra import tour, workflow
 from infra.cli import run as goodviews
-from infra.tour import DemoConfig, Step
+from infra.demo import commands, tour
+from infra.demo.tour import DemoConfig, Step
 
 
 def answer(step: Step, capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
@@ -45,7 +45,7 @@ def test_the_whole_job_in_small(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert [words for words in absent if words in page] == []
     assert goodviews(["runs", "list", "--json", "--home", config.home]) == 0
     known = {run["run_id"]: run["status"] for run in json.loads(capsys.readouterr().out)}
-    again = [workflow._resumed(step, known) for step in steps]
+    again = [commands._resumed(step, known) for step in steps]
     assert [step.command[:2] for step in again if step.run_id] == [["runs", "show"]] * len(tour.ARMS)
     for step in (again[0], steps[3], steps[-2]):
         assert goodviews(list(step.command)) == 0, f"{step.title}, a second time"

@@ -13,8 +13,8 @@ import pytest
 
 from infra.home import resolve
 from infra.session import Workers, open_workers
-from pipelines.commands import build_request
-from pipelines.ingest import Outcome, ingest
+from pipelines.ingest.commands import build_request
+from pipelines.ingest.job import Outcome, ingest
 
 REPOSITORY = Path(__file__).parents[2]
 

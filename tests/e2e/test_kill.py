@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from catalog.audit import verify
-from catalog.collect import collect
-from catalog.queries import run_select
+from catalog.lake.queries import run_select
+from catalog.versions.audit import verify
+from catalog.versions.collect import collect
 from infra.home import resolve
 from infra.session import open_workers
-from pipelines.commands import build_request
-from pipelines.ingest import Outcome, ingest
+from pipelines.ingest.commands import build_request
+from pipelines.ingest.job import Outcome, ingest
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]

@@ -12,8 +12,8 @@ from pathlib import Path
 from infra.home import resolve
 from infra.progress import peak_rss_bytes
 from infra.session import open_workers
-from pipelines.commands import build_request
-from pipelines.ingest import ingest
+from pipelines.ingest.commands import build_request
+from pipelines.ingest.job import ingest
 from tests.bench.recap_rows import write_rows
 
 folder, rows = Path(sys.argv[1]), int(sys.argv[2])

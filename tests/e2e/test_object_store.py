@@ -135,7 +135,7 @@ def test_s3_and_postgres_hold_what_a_local_disk_holds_byte_for_byte(
 JOBS = """
 import sys
 from infra import cli
-import catalog.commit, pipelines.ingest
+import catalog.versions.commit, pipelines.ingest.job
 print("ready", flush=True)
 sys.stdin.readline()
 words, home, number = sys.argv[3:], ["--home", sys.argv[1], "--catalog", sys.argv[2]], sys.argv[3]

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 
 from catalog import schema
-from catalog.commit import commit_version
 from catalog.manifest import JobRecord, Manifest, ShardFile
-from catalog.shared import compare
+from catalog.overlap.comparison import compare
+from catalog.versions.commit import commit_version
 from infra import storage
 from infra.home import Home, resolve
 from infra.progress import peak_rss_bytes
-from pipelines.shards import parquet_bytes
+from pipelines.ingest.shards import parquet_bytes
 
 REPOSITORY = Path(__file__).parents[2]
 VERSION = "0123456789abcdef"

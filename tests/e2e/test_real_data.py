@@ -12,8 +12,8 @@ import pytest
 from infra.errors import InputError, RejectBudgetError
 from infra.home import resolve
 from infra.session import open_workers
-from pipelines.commands import build_request
-from pipelines.ingest import Outcome, ingest
+from pipelines.ingest.commands import build_request
+from pipelines.ingest.job import Outcome, ingest
 
 REAL = Path(os.environ.get("GOODVIEWS_REAL_DATA", Path(__file__).parents[3] / "shared" / "data"))
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from catalog import lake, overlap_rows
-from catalog.shared import Kind, compare
+from catalog.lake import lake
+from catalog.overlap.comparison import Kind, compare
+from catalog.rows import overlaps
 from infra.home import Home, resolve
 from infra.session import open_workers
-from pipelines.commands import build_request
-from pipelines.ingest import Outcome, ingest
+from pipelines.ingest.commands import build_request
+from pipelines.ingest.job import Outcome, ingest
 
 REAL = Path(os.environ.get("GOODVIEWS_REAL_DATA", Path(__file__).parents[3] / "shared" / "data"))
 SPLIT_LISTS = [f"Flickr_8k.{split}Images.txt" for split in ("train", "dev", "test")]
@@ -45,7 +46,7 @@ def by_split(kind: Kind) -> dict[tuple[str, str], int]:
 
 def test_flickr8k_is_inside_flickr30k_with_other_splits(home: Home) -> None:
     found = compare(home, "flickr8k", "multi30k")
-    overlap_rows.record(home, found)
+    overlaps.record(home, found)
     id_ = next(kind for kind in found.kinds if kind.kind == "id")
     assert (id_.shared, id_.left.scenes, id_.right.scenes, id_.left.total) == (7_478, 7_478, 7_478, 8_091)
     splits = by_split(id_)

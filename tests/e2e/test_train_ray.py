@@ -19,7 +19,8 @@ import pytest
 
 from infra.home import Home
 from tests.trainer import training
-from trainer import checkpoint, runs
+from trainer.run import checkpoint
+from trainer.run import record as run_record
 
 pytestmark = pytest.mark.timeout(900)  # a cluster starts, loses a node and notices; two tests may share two cores
 
@@ -77,26 +78,26 @@ def ranks_of(pid: int) -> list[psutil.Process]:
 
 def wait_for_checkpoint(home: Home, run_id: str, process: subprocess.Popen[bytes], log: Path) -> int:
     """The step of the first checkpoint of a run, once it is published and the run has not ended."""
-    folder = Path(runs.runs_url(home, run_id))
+    folder = Path(run_record.runs_url(home, run_id))
     deadline = time.monotonic() + DEADLINE_S
     while True:
         if (folder / "run.json").exists():
-            record = runs.read_record(home, run_id)
-            if checkpoint.published_steps(runs.checkpoints_url(str(folder), record)):
+            record = run_record.read_record(home, run_id)
+            if checkpoint.published_steps(run_record.checkpoints_url(str(folder), record)):
                 return last_checkpoint(home, run_id)
         assert process.poll() is None and time.monotonic() < deadline, log.read_text()
         time.sleep(0.005)
 
 
 def last_checkpoint(home: Home, run_id: str) -> int:
-    record = runs.read_record(home, run_id)
-    return max(checkpoint.published_steps(runs.checkpoints_url(runs.runs_url(home, run_id), record)))
+    record = run_record.read_record(home, run_id)
+    return max(checkpoint.published_steps(run_record.checkpoints_url(run_record.runs_url(home, run_id), record)))
 
 
 def assert_it_is_the_plain_run(home: Home, run_id: str) -> None:
-    verdict = runs.verify(home, "plain", run_id)
+    verdict = run_record.verify(home, "plain", run_id)
     assert verdict.differs_at is None and verdict.same_views and verdict.same_losses
-    status = runs.read_status(runs.runs_url(home, run_id))
+    status = run_record.read_status(run_record.runs_url(home, run_id))
     assert status is not None and (status.status, status.steps) == ("finished", STEPS)
 
 

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from indexing.alignment import METRICS, AlignConfig, score
-from indexing.bootstrap import BootstrapConfig, mean_interval
-from indexing.calibration import CalibrationConfig
-from indexing.retrieval import rank
-from indexing.rotation import FittedMap, MapConfig, fit
+from indexing.align.score import METRICS, AlignConfig, score
+from indexing.rotate.retrieval import rank
+from indexing.rotate.rotation import FittedMap, MapConfig, fit
+from indexing.uncertainty.bootstrap import BootstrapConfig, mean_interval
+from indexing.uncertainty.calibration import CalibrationConfig
 
 Table = npt.NDArray[np.float64]
 Found = tuple[str, float, float, float]

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from indexing import checks
-from infra.doctor import Circumstances
+from infra.doctor.findings import Circumstances
 
 CPU = "__version__ = '1.11.0'\ndef omp_get_max_threads(): return 4\n"
 GPU = CPU + "class StandardGpuResources: ...\ndef get_num_gpus(): return {gpus}\n"
 RUN = """
 import json, dataclasses
 from indexing import checks
-from infra.doctor import Circumstances
+from infra.doctor.findings import Circumstances
 # This environment has a FAISS of its own.
 checks.distributions = lambda: __import__("importlib.metadata").metadata.distributions(path=[{site!r}])
 print(json.dumps([dataclasses.asdict(f) for f in checks.faiss(Circumstances(home=None))]))

@@ -11,7 +11,7 @@ import pytest
 
 from infra.cli import run
 from infra.home import resolve
-from tests.indexing.sets import put_set, related, scene_keys
+from tests.indexing.embedding_sets import put_set, related, scene_keys
 
 N = 60
 

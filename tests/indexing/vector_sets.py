@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from catalog import embeddings
-from catalog.embeddings import EmbeddingRecord
+from catalog.rows import embeddings
+from catalog.rows.embeddings import EmbeddingRecord
 from infra.home import Home
 
 

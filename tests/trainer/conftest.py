@@ -17,14 +17,14 @@ from catalog import schema
 from catalog.manifest import JobRecord, Manifest, ShardFile
 from infra import seeds, storage
 from infra.home import Home
-from pipelines import tars
-from pipelines.clean import CleanConfig
-from pipelines.shards import ShardTask, ViewConfig, publish_shard
-from pipelines.sources import Piece
-from pipelines.sources.toyworld import Toyworld
-from pipelines.tables import Origin
-from trainer import wordpiece
-from trainer.tokenizer import TextTokenizer
+from pipelines.ingest import tars
+from pipelines.ingest.clean import CleanConfig
+from pipelines.ingest.shards import ShardTask, ViewConfig, publish_shard
+from pipelines.ingest.tables import Origin
+from pipelines.records import Piece
+from pipelines.sources.toyworld.source import Toyworld
+from trainer.data import wordpiece
+from trainer.data.tokenizer import TextTokenizer
 
 WORDS = [
     "a",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainer import finite_world
-from trainer.finite_world import F64, Modality, PairLaw, Shown
+from trainer.theory import finite_world
+from trainer.theory.finite_world import F64, Modality, PairLaw, Shown
 
 TINY = 1e-12
 "Of claims that are exact."

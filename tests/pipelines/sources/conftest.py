@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from catalog.schema import REJECT_REASONS, ROLES, SPLIT_PATTERN
-from pipelines.sources import RECORDS, TEXTS, Input, Piece, Source, Survey
-from pipelines.sources.columns import BATCH_RECORDS
+from pipelines.records import RECORDS, TEXTS, Input, Piece, Source, Survey
+from pipelines.sources.formats.arrow_columns import BATCH_RECORDS
 
 Rows: TypeAlias = list[dict[str, Any]]
 

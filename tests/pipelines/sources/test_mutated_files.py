@@ -27,15 +27,15 @@ from hypothesis import strategies as st
 
 from infra.config import load
 from infra.errors import GoodviewsError
-from pipelines.clean import CleanConfig
-from pipelines.columns import is_none
-from pipelines.exchange import bucket_of
-from pipelines.group import group, merge
-from pipelines.plan import plan_shards
-from pipelines.request import IngestConfig, Request
+from pipelines.arrays import is_none
+from pipelines.ingest.clean import CleanConfig
+from pipelines.ingest.exchange import bucket_of
+from pipelines.ingest.group import group, merge
+from pipelines.ingest.plan import plan_shards
+from pipelines.ingest.request import IngestConfig, Request
+from pipelines.ingest.tables import keep
 from pipelines.sources import source_class
-from pipelines.sources.discovery import find_inputs
-from pipelines.tables import keep
+from pipelines.sources.formats.discovery import find_inputs
 
 REAL = Path(os.environ.get("GOODVIEWS_REAL_DATA", Path(__file__).parents[4] / "shared" / "data"))
 CAPTIONS = ["A dog runs .", 'He says " hi "', "Two guys | one, hat", "na\u00efve caf\u00e9", "nan", "A &amp; B"]

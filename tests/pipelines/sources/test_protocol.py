@@ -11,7 +11,8 @@ import pytest
 from catalog.schema import DATASET_PATTERN
 from infra.config import load, to_dict
 from infra.errors import UsageError
-from pipelines.sources import SOURCES, Input, Source, source_class
+from pipelines.records import Input, Source
+from pipelines.sources import SOURCES, source_class
 
 
 @pytest.fixture(params=sorted(SOURCES))

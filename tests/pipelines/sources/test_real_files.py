@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pipelines.sources import Source
-from pipelines.sources.coco import Coco
-from pipelines.sources.discovery import find_inputs
-from pipelines.sources.multi30k import Multi30k
-from pipelines.sources.table import Table
+from pipelines.records import Source
+from pipelines.sources.formats.discovery import find_inputs
+from pipelines.sources.sets.coco import Coco
+from pipelines.sources.sets.multi30k import Multi30k
+from pipelines.sources.tables.table import Table
 
 
 def read(source: Source, path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -1,0 +1,1 @@
+"""What two datasets share, and what must be left out of one because of the other."""

@@ -1,0 +1,171 @@
+"""What the id of a scene names outside its own dataset: one photo under several spellings, or nothing at all.
+
+Owns: the rules by kind of source, in Python and as SQL, and the 16-byte keys by which sets of scenes are compared. Does not
+own: the normal form of a text (`catalog.wording`), comparing (`catalog.overlap.comparison`, `catalog.overlap.leakage`) and leaving out.
+Invariant: two ids are one identity only when they name one thing. An id that is a place (a row of a file, a number of a draw,
+the key of a download) has none; and `sql_identity` equals `identity` id by id.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias
+
+from catalog.lake.lake import quote
+
+Rules: TypeAlias = tuple[tuple[str, str | None], ...]
+"""(pattern of the whole id, namespace) in order; the first group of the first that matches is the name. None: no identity."""
+
+_ANY: Final = r"(?s:(.*))"
+_FLICKR_STEM: Final = r"([0-9]{5,})(?:_[0-9a-f]+)?"
+
+# Flickr8k writes 1000268201_693b08cb0e.jpg (number and secret of the photo), Flickr30k 1000268201.jpg, Multi30k 1000268201.
+_FLICKR: Final[Rules] = ((_FLICKR_STEM + r"(?:\.(?:jpe?g|JPE?G))?", "flickr"), (_ANY, "flickr"))
+# Other ids of crawled sets are rows or keys of one download (UCSC-VLAA/Recap-DataComp-1B#11).
+NO_BYTES: Final = hashlib.sha256().hexdigest()
+"sha256 of a download that brought nothing."
+
+_WEB: Final[Rules] = (
+    (f"({NO_BYTES})", None),
+    (r"([0-9a-f]{64})", "sha256"),
+    (r"([0-9a-f]{32})", "uid"),  # of DataComp
+    (r"((?s:[A-Za-z][A-Za-z0-9+.-]*://.*))", "url"),
+    (_ANY, None),
+)
+
+NAMESPACES: Final[Mapping[str, Rules]] = {
+    "flickr8k": _FLICKR,
+    "flickr30k": _FLICKR,
+    "multi30k": _FLICKR,
+    "coco": ((_ANY, "coco"),),
+    "msrvtt": ((_ANY, "msrvtt"),),
+    "recap-datacomp": _WEB,
+    "datacomp": _WEB,
+    "img2dataset": _WEB,
+    "webdataset": _WEB,
+    # Ids of one's own: 7 of one table is not 7 of another.
+    "table": _WEB,
+    # Numbers of a draw, which another seed gives to other scenes.
+    "toyworld": ((_ANY, None),),
+}
+"""Kind of source -> rules. Another source's ids name things among the datasets of that source."""
+
+# Files in the layout of COCO hold other pictures too: Karpathy's hold photos of Flickr (36979 is one there and one of COCO), and
+# people number theirs from 0. The name of the picture tells: COCO's has 12 digits, which are the id.
+_COCO_SOURCE: Final = "coco"
+_PICTURE: Final = re.compile(r"(?:.*/)?" + _FLICKR_STEM + r"\.jpg", re.DOTALL)
+_COCO_PICTURE: Final = re.compile(r"(?:.*/)?(?:COCO_[a-z]+[0-9]{4}_)?([0-9]{12})\.jpg", re.DOTALL)
+
+KEY_BYTES: Final = 16
+
+SET_MIN: Final = 2
+"Distinct captions from which on the set of them names a scene."
+
+
+def identity(source: str | None, source_id: str, *, address: str, image_uri: str | None = None) -> str | None:
+    """`namespace:name` of a scene; None when its id names nothing outside its dataset.
+
+    source: kind of source, None when nobody recorded it. address: `<source_uri>#<source_row>`. image_uri: of its first image.
+    """
+    if source is None or source_id == address:
+        return None
+    if source == _COCO_SOURCE:
+        if image_uri and _is_flickr_picture(source_id, image_uri):
+            source = "flickr30k"
+        elif not image_uri or not _is_coco_picture(source_id, image_uri):
+            return None
+    for pattern, namespace in _rules(source):
+        if match := pattern.fullmatch(source_id):
+            return None if namespace is None else f"{namespace}:{match[1]}"
+    return None
+
+
+def _is_flickr_picture(source_id: str, image_uri: str) -> bool:
+    if not _PICTURE.fullmatch(image_uri) or _COCO_PICTURE.fullmatch(image_uri):
+        return False
+    return image_uri.rsplit("/", 1)[-1] == f"{source_id}.jpg"
+
+
+def _is_coco_picture(source_id: str, image_uri: str) -> bool:
+    match = _COCO_PICTURE.fullmatch(image_uri)
+    return match is not None and str(int(match[1])) == source_id
+
+
+@functools.cache
+def _rules(source: str) -> tuple[tuple[re.Pattern[str], str | None], ...]:
+    rules = NAMESPACES.get(source, ((_ANY, source),))
+    return tuple((re.compile(pattern), namespace) for pattern, namespace in rules)
+
+
+def sql_identity(source: str | None, row: str) -> str:
+    """A DuckDB expression for `identity` of a row of `versions.scenes`, which is known in the query as `row`."""
+    if source is None:
+        return "NULL::VARCHAR"
+    id_, uri = f"{row}.source_id", f"{row}.images[1].uri"
+    named = _sql_rules(source, id_)
+    if source == _COCO_SOURCE:
+        is_flickr = (
+            f"regexp_full_match({uri}, {quote(_sql(_PICTURE))}) AND NOT regexp_full_match({uri}, {quote(_sql(_COCO_PICTURE))})"
+            f" AND parse_filename({uri}, false, 'forward_slash') = {id_} || '.jpg'"
+        )
+        number = f"regexp_extract({uri}, {quote(f'^{_sql(_COCO_PICTURE)}$')}, 1)"
+        is_coco = f"try_cast({number} AS BIGINT)::VARCHAR = {id_}"
+        named = (
+            f"CASE WHEN coalesce({is_flickr}, false) THEN {_sql_rules('flickr30k', id_)}"
+            f" WHEN coalesce({is_coco}, false) THEN {named} END"
+        )
+    return f"CASE WHEN {id_} = {row}.source_uri || '#' || {row}.source_row THEN NULL ELSE {named} END"
+
+
+def _sql_rules(source: str, column: str) -> str:
+    cases = []
+    for pattern, namespace in _rules(source):
+        name = (
+            "NULL"
+            if namespace is None
+            else f"{quote(namespace + ':')} || regexp_extract({column}, {quote(f'^(?:{pattern.pattern})$')}, 1)"
+        )
+        cases.append(f"WHEN regexp_full_match({column}, {quote(pattern.pattern)}) THEN {name}")
+    return f"(CASE {' '.join(cases)} ELSE NULL END)"
+
+
+def _sql(pattern: re.Pattern[str]) -> str:
+    return f"(?s:{pattern.pattern})" if pattern.flags & re.DOTALL else pattern.pattern
+
+
+# --- keys ---------------------------------------------------------------------------------------------------------
+
+
+def key(kind: str, value: str) -> bytes:
+    """16 bytes that stand for a value of one kind (`id`, `sha256`, `captions`, `caption_set`): md5, as DuckDB computes it too."""
+    return hashlib.md5(f"{kind}:{value}".encode(), usedforsecurity=False).digest()
+
+
+def sql_key(kind: str, expression: str) -> str:
+    """A DuckDB expression for `key` of a text expression, as a BLOB."""
+    return f"unhex(md5({quote(kind + ':')} || {expression}))"
+
+
+def caption_set(forms: Iterable[str]) -> str | None:
+    """What stands for the set of normal forms of a scene's captions, in any order; None for fewer than `SET_MIN` distinct ones.
+
+    One caption names no scene (`a dog runs`); a whole set that is equal hardly ever is by chance. Empty forms say nothing.
+    """
+    distinct = {form for form in forms if form}
+    if len(distinct) < SET_MIN:
+        return None
+    total = 0
+    for form in distinct:
+        total ^= int.from_bytes(hashlib.md5(form.encode(), usedforsecurity=False).digest(), "little")
+    return f"{total >> 64}:{total & (1 << 64) - 1}"
+
+
+def sql_caption_set(form: str) -> str:
+    """An aggregate over the distinct, non-empty normal forms of one scene that equals `caption_set`."""
+    total, low = f"bit_xor(md5_number({form}))", (1 << 64) - 1
+    # In two halves: DuckDB writes a number of 128 bits in 200 microseconds, and one of 64 in less than one.
+    text = f"({total} >> 64)::UBIGINT || ':' || ({total} & {low}::UHUGEINT)::UBIGINT"
+    return f"CASE WHEN count(*) >= {SET_MIN} THEN {text} END"

@@ -1,0 +1,61 @@
+"""Which part of the catalog a word of the command line means: `DATASET[@VERSION][:SPLIT]`, or `/SPLIT`.
+
+Owns: the grammar, and finding the version and the split. Does not own: what is done with the part.
+Invariant: a part that is returned holds at least one scene; a name that fits nothing ends in a sentence with those that do.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from catalog.lake.lake import Lake
+from catalog.overlap.leakage import Part
+from infra.errors import InputError, UsageError
+
+GRAMMAR: Final = "DATASET[@VERSION][:SPLIT]"
+
+_NAME: Final = re.compile(r"(?P<dataset>[^@:/]+)(?:@(?P<version>[^@:/]+))?(?:[:/](?P<split>[^@:/]+))?")
+
+
+def parse(text: str) -> tuple[str, str | None, str | None]:
+    """(dataset, version, split) of a name; None for what it leaves out. Raises UsageError."""
+    match = _NAME.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is not {GRAMMAR}. For example `multi30k:test` or `multi30k@0123456789abcdef:test`.")
+    return match["dataset"], match["version"], match["split"]
+
+
+def resolve(reader: Lake, text: str) -> Part:
+    """The part of the catalog that the name means; without a version, of the current one.
+
+    Raises UsageError for another grammar, InputError for a dataset, version or split that the catalog does not hold.
+    """
+    dataset, version, split = parse(text)
+    rows = reader.rows("SELECT version, is_current FROM main.datasets WHERE dataset = ? ORDER BY created_at", [dataset])
+    if not rows:
+        known = [str(row[0]) for row in reader.rows("SELECT DISTINCT dataset FROM main.datasets ORDER BY dataset")]
+        raise InputError(f"The catalog holds no dataset {dataset!r} ({text}). It holds {_listed(known)}.")
+    versions = [str(row[0]) for row in rows]
+    if version is None:
+        current = [str(row[0]) for row in rows if row[1]]
+        if not current:
+            message = (
+                f"No version of {dataset} is current. Name one of {_listed(versions)}, as `{dataset}@{versions[-1]}`."
+            )
+            raise InputError(message)
+        version = current[0]
+    elif version not in versions:
+        raise InputError(f"The catalog holds no version {version!r} of {dataset}. It holds {_listed(versions)}.")
+    query = "SELECT DISTINCT split FROM versions.shards WHERE dataset = ? AND version = ? AND scenes > 0 ORDER BY split"
+    splits = [str(row[0]) for row in reader.rows(query, [dataset, version])]
+    if not splits:
+        raise InputError(f"{dataset}@{version} holds no scene, so nothing can be found in it.")
+    if split is not None and split not in splits:
+        raise InputError(f"{dataset}@{version} has no split {split!r}. It has {_listed(splits)}.")
+    return Part(dataset=dataset, version=version, split=split)
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:12]) or "none"
+    return f"{shown} and {len(names) - 12} more" if len(names) > 12 else shown

@@ -1,0 +1,173 @@
+"""Scores in the catalog: one row a number, with everything that it must not be read without.
+
+Owns: writing and reading the table `alignments`. Does not own: how a score is made (`indexing`).
+Invariant: a row is named by what it is a score of, so scoring again replaces it; a row never stands without its n.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+import orjson
+
+from catalog.lake import lake
+from catalog.lake.lake import Lake
+from catalog.lake.transaction import commit_rows
+from infra import storage
+from infra.home import Home
+
+_IDENTITY: Final = (
+    "left_id",
+    "right_id",
+    "left_layer",
+    "right_layer",
+    "dataset",
+    "version",
+    "split",
+    "metric",
+    "map",
+    "k",
+    "protocol",
+    "selection",
+    "seed",
+    "pairs",
+    "direction",
+    "n",
+    "scored",
+)
+DIFFERENCE: Final = "_difference"
+"Ends the metric of a row that is a paired difference of two scores."
+
+_JSON: Final = ("dataset_versions", "details")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignmentRow:
+    """One row of `alignments`.
+
+    left_id, right_id: embedding sets; right_id is None for a probe, where right_name says what was probed. map: rotation,
+    linear, ridge, mlp, random, shuffled, none. direction: left_to_right or right_to_left, of retrieval. pairs: pairs that a
+    map was fitted on. value may be NaN; low and high are the bootstrap interval. leakage: share of the scored scenes that a
+    training set holds, None where no training set is known. details: what has no column, as plain JSON. scored: digest of
+    what was scored (`digest_of` of its keys and of what a map was fitted on); kept in `details`.
+    """
+
+    left_id: str
+    left_name: str
+    right_id: str | None
+    right_name: str
+    metric: str
+    value: float
+    n: int
+    created_at: float
+    code_version: str
+    dataset_versions: Mapping[str, str]
+    left_layer: int | None = None
+    right_layer: int | None = None
+    dataset: str | None = None
+    version: str | None = None
+    split: str | None = None
+    map: str | None = None
+    low: float | None = None
+    high: float | None = None
+    chance: float | None = None
+    calibrated: float | None = None
+    p_value: float | None = None
+    k: int | None = None
+    ties: float | None = None
+    protocol: str | None = None
+    selection: str | None = None
+    leakage: float | None = None
+    samples: int | None = None
+    tokens: int | None = None
+    untrained_value: float | None = None
+    first_epoch_value: float | None = None
+    seed: int | None = None
+    snapshot_id: int | None = None
+    pairs: int | None = None
+    direction: str | None = None
+    scored: str | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def alignment_id(self) -> str:
+        """16 hex digits of the sha256 of what the score is of; not of its value."""
+        content = {name: getattr(self, name) for name in _IDENTITY}
+        return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
+
+
+def digest_of(*parts: Iterable[str]) -> str:
+    """16 hex digits of the sha256 of lists of words; another order or another cut is another digest."""
+    lists = [list(part) for part in parts]
+    return hashlib.sha256(orjson.dumps(lists)).hexdigest()[:16]
+
+
+def difference_row(row: AlignmentRow, rival: tuple[str, str], found: Mapping[str, Any]) -> AlignmentRow:
+    """The row of a paired difference: what `row` scores minus the same score of a rival in the place of its set.
+
+    rival: embedding id and name. found: value, low, high, and values, the two scores. Its metric ends in DIFFERENCE.
+    """
+    rival_id, rival_name = rival
+    return dataclasses.replace(
+        row,
+        metric=row.metric + DIFFERENCE,
+        **{name: found[name] for name in ("value", "low", "high")},
+        chance=0.0,
+        calibrated=None,
+        p_value=None,
+        leakage=None,
+        untrained_value=None,
+        first_epoch_value=None,
+        selection=f"{row.selection}; minus {rival_name} ({rival_id})",
+        details={"rival_id": rival_id, "rival_name": rival_name, "values": list(found["values"])},
+    )
+
+
+def alignment_url(home: Home, alignment_id: str, *names: str) -> str:
+    """URL below HOME/alignments/<alignment_id>, where a score keeps what a page shows of it."""
+    return storage.join(home.url, "alignments", alignment_id, *names)
+
+
+def record_alignments(home: Home, rows: Sequence[AlignmentRow]) -> int:
+    """Write the rows in one commit, each in the place of an earlier one of its id; returns the snapshot before it.
+
+    A row without snapshot_id takes that snapshot. Raises ConflictError when the lock cannot be had, StorageError when the
+    catalog cannot take the rows.
+    """
+
+    def write(writer: Lake) -> int:
+        current = int(writer.rows(f"SELECT * FROM ducklake_current_snapshot({lake.quote(lake.ALIAS)})")[0][0])
+        for row in rows:
+            _put(writer, row, current)
+        return current
+
+    return commit_rows(home, f"{len(rows)} scores of {rows[0].left_name}" if rows else "no scores", write)
+
+
+def list_alignments(home: Home) -> list[dict[str, Any]]:
+    """All rows, newest first, `dataset_versions` and `details` decoded. Raises InputError without a catalog."""
+    with lake.reading(home) as reader:
+        cursor = reader.connection.execute("SELECT * FROM main.alignments ORDER BY created_at DESC, alignment_id")
+        names = [str(column[0]) for column in cursor.description or []]
+        found = [dict(zip(names, values, strict=True)) for values in cursor.fetchall()]
+    for row in found:
+        for name in _JSON:
+            row[name] = orjson.loads(row.get(name) or "{}")
+    return found
+
+
+def _put(writer: Lake, row: AlignmentRow, snapshot: int) -> None:
+    values = {f.name: getattr(row, f.name) for f in fields(row)} | {"alignment_id": row.alignment_id}
+    # What was scored has no column: rows of earlier releases would lack it.
+    values["details"] = {**row.details, "scored": values.pop("scored")}
+    values["snapshot_id"] = snapshot if row.snapshot_id is None else row.snapshot_id
+    for name in _JSON:
+        values[name] = orjson.dumps(dict(values[name]), option=orjson.OPT_SORT_KEYS).decode()
+    names = ", ".join(lake.identifier(name) for name in values)
+    marks = ", ".join("to_timestamp(?)" if name.endswith("_at") else "?" for name in values)
+    writer.connection.execute("DELETE FROM main.alignments WHERE alignment_id = ?", [row.alignment_id])
+    writer.connection.execute(f"INSERT INTO main.alignments ({names}) VALUES ({marks})", list(values.values()))

@@ -1,0 +1,1 @@
+"""Versions of datasets: as they lie on disk, committed, audited, rebuilt, collected."""

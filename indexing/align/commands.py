@@ -1,0 +1,146 @@
+"""Score how alike two embedding sets are, with chance, intervals, ties and leakage.
+
+Owns: the command line of `goodviews align`. Does not own: the job (`indexing.align.job`).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.output import print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def align(
+    left: Annotated[str, typer.Argument(help="Embedding set, by name or id.")],
+    right: Annotated[str, typer.Argument(help="Embedding set, by name or id.")],
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="mutual_knn, cycle_knn, lcs_knn, edit_distance_knn, cka, unbiased_cka, cknna, svcca, or all; repeat for more [default: mutual_knn]."
+        ),
+    ] = None,
+    k: Annotated[int, typer.Option("--k", help="Neighbours.")] = 10,
+    protocol: Annotated[
+        str, typer.Option(help="plain, or huh2024: outliers clamped, the best pair of layers.")
+    ] = "plain",
+    exact_clamp: Annotated[bool, typer.Option("--exact-clamp", help="huh2024: the quantile over all values.")] = False,
+    left_layer: Annotated[int | None, typer.Option(help="Layer of LEFT [default: the last].")] = None,
+    right_layer: Annotated[int | None, typer.Option(help="Layer of RIGHT [default: the last].")] = None,
+    captions: Annotated[
+        str, typer.Option(help="Several captions a scene: mean of unit vectors, or one by hash.")
+    ] = "mean",
+    keys: Annotated[str | None, typer.Option(help="File of scene keys, one a line: score only these.")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Another set in the place of LEFT: also the paired difference.")
+    ] = None,
+    permutations: Annotated[int, typer.Option(help="Shuffles that calibrate a score; 0: none.")] = 200,
+    bootstrap: Annotated[
+        int,
+        typer.Option(
+            help="Draws behind an interval; 0: none. cka, unbiased_cka and cknna take 1,000 at most (200 from 5,000 items on), svcca 200, and cka of over 100,000 items none; the JSON tells `draws`."
+        ),
+    ] = 10_000,
+    seed: Annotated[int, typer.Option(help="Of shuffles, draws and captions.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    home: Annotated[str | None, typer.Option(help="Folder or URL of datasets and runs [env GOODVIEWS_HOME].")] = None,
+    catalog: Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")] = None,
+) -> None:
+    """Score how alike two embedding sets are, with chance, intervals, ties and leakage."""
+    from indexing.align.job import ScoringConfig, score_sets
+    from indexing.align.layers import ProtocolConfig
+    from indexing.align.score import METRICS, AlignConfig
+    from indexing.sets.joins import JoinConfig
+    from indexing.uncertainty.bootstrap import BootstrapConfig
+    from indexing.uncertainty.calibration import CalibrationConfig
+    from infra.home import resolve
+
+    named = metric or ["mutual_knn"]
+    config = ScoringConfig(
+        left=left,
+        right=right,
+        against=against,
+        left_layer=left_layer,
+        right_layer=right_layer,
+        keys=keys,
+        align=AlignConfig(
+            metrics=METRICS if named == ["all"] else tuple(dict.fromkeys(named)),
+            k=k,
+            protocol=ProtocolConfig(name=protocol, exact_quantile=exact_clamp),
+            bootstrap=BootstrapConfig(draws=bootstrap, seed=seed),
+            calibration=CalibrationConfig(permutations=permutations, seed=seed),
+        ),
+        join=JoinConfig(captions=captions, seed=seed),
+    )
+    rows = score_sets(resolve(home, catalog), config)
+    warn(rows)
+    if json:
+        print_json(rows)
+    else:
+        print_scores(rows)
+
+
+def warn(rows: list[dict[str, Any]]) -> None:
+    """What makes a score doubtful, once each, to stderr."""
+    for sentence in dict.fromkeys(sentence for row in rows for sentence in row.get("alarms", [])):
+        typer.echo(f"warning: {sentence}.", err=True)
+
+
+def print_scores(rows: list[dict[str, Any]]) -> None:
+    """A line a score: what was compared, the value in its interval, and what it must be read with."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("metric", "value", "95 %", "chance", "calibrated", "p", "k", "n", "ties", "leaked", "of"):
+        table.add_column(name, overflow="fold", justify="left" if name in ("metric", "of") else "right")
+    for row in rows:
+        of = " - ".join(row["difference"]) if "difference" in row else f"{row['left']} | {row['right']}"
+        leaked = row.get("leakage")
+        table.add_row(
+            described(row),
+            number(row["value"]),
+            interval(row),
+            number(row["chance"]),
+            number(row.get("calibrated")),
+            number(row.get("p_value")),
+            str(row["k"] or "-"),
+            f"{row['n']:,}",
+            "-" if row["ties"] is None else f"{row['ties']:.1%}",
+            "?" if leaked is None else f"{leaked:.1%}",
+            of,
+        )
+    output().print(table, markup=False)
+
+
+def output() -> Console:
+    """A console that folds cells on a terminal only: a file or a pipe is as wide as its lines."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=240)
+
+
+def described(row: dict[str, Any]) -> str:
+    """The metric with what tells rows of one table apart."""
+    if "difference" in row:
+        return f"{row['metric']}, difference"
+    layers = row.get("layers") or []
+    known = [str(layer) for layer in layers if layer is not None]
+    return f"{row['metric']} (layers {', '.join(known)})" if row.get("protocol") == "huh2024" else str(row["metric"])
+
+
+def number(value: float | None) -> str:
+    """Four digits, or a dash for what is not known."""
+    return "-" if value is None else f"{value:.4f}"
+
+
+def interval(row: dict[str, Any]) -> str:
+    """`low to high`, or a dash."""
+    return "-" if row["low"] is None else f"{row['low']:.4f} to {row['high']:.4f}"

@@ -1,0 +1,338 @@
+"""The job behind `goodviews align`: two embedding sets in, rows of the catalog out.
+
+Owns: which sets, layers and scenes are scored; leakage, the paired rival, the earlier moments of a run; what is kept beside a
+row. Does not own: the numbers (`alignment`), the join (`joins`), the table (`catalog.rows.alignments`).
+Invariant: a rival and the earlier moments of a run are scored on the scenes and by the config of the score they stand beside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from catalog.rows import embeddings
+from catalog.rows.alignments import AlignmentRow, alignment_url, difference_row, digest_of, record_alignments
+from catalog.rows.embeddings import EmbeddingRecord
+from indexing.align.score import AlignConfig, Score, Scored, Side, difference, score_sides, values_of, why_no_interval
+from indexing.sets.joins import JoinConfig, Joined, Keys, common_rows, join, scene_vectors
+from indexing.sets.leakage import Leakage, Unknown, leakage
+from infra import storage
+from infra.errors import GoodviewsError, InputError
+from infra.home import Home
+
+_log = logging.getLogger(__name__)
+
+SHOWN_ITEMS: Final = 64
+"Scenes whose neighbours are kept for a page."
+MOMENTS: Final = {"untrained_value": "untrained", "first_epoch_value": "epoch-001"}
+"Column -> what the export of a run is called then."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringConfig:
+    """One call of `goodviews align`. left_layer, right_layer: None for the last, or for all under huh2024."""
+
+    left: str
+    right: str
+    against: str | None = None
+    left_layer: int | None = None
+    right_layer: int | None = None
+    keys: str | None = None
+    "File with one scene key a line: only these are scored."
+    align: AlignConfig = field(default_factory=AlignConfig)
+    join: JoinConfig = field(default_factory=JoinConfig)
+
+
+def score_sets(home: Home, config: ScoringConfig) -> list[dict[str, Any]]:
+    """Score, record in the catalog, and give plain objects: a score each, then a difference each with `against`.
+
+    Raises InputError for sets that are not there, do not join, or hold too few common scenes.
+    """
+    left, right = embeddings.find(home, config.left), embeddings.find(home, config.right)
+    rival = None if config.against is None else embeddings.find(home, config.against)
+    joined = _joined(home, left, right, config)
+    if rival is not None:
+        joined, other = _paired(joined, _joined(home, rival, right, config))
+    sides = Side(joined.left.layers, config.align), Side(joined.right.layers, config.align)
+    found = score_sides(*sides, config.align)
+    leaked = leakage(home, [left, right], joined.keys_S.tolist())
+    beside = {"without_leaked": _without(joined, leaked, config.align), **_moments(home, joined, sides, config)}
+    # The rival is joined with RIGHT on the same scenes, so that side stays as it is.
+    rivals = [] if rival is None else score_sides(Side(other.left.layers, config.align), sides[1], config.align)
+    facts = _Facts(leaked=leaked, wanted=None if config.keys is None else len(read_key_file(config.keys)))
+    rows = []
+    for place, one in enumerate(found):
+        rows.append(_row(joined, one, config, facts, {name: values[place] for name, values in beside.items()}))
+    gaps = [_difference(a, b, left, rival, config) for a, b in zip(found, rivals, strict=True)] if rival else []
+    named = (rival.embedding_id, rival.name) if rival else ("", "")
+    record_alignments(home, [*rows, *(difference_row(row, named, gap) for row, gap in zip(rows, gaps, strict=False))])
+    _keep_neighbours(home, joined, sides, rows)
+    return [*(plain(row) for row in rows), *gaps]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Facts:
+    """What all scores of one call have in common. wanted: scenes that a key file names."""
+
+    leaked: Leakage | Unknown
+    wanted: int | None
+
+
+def plain(row: AlignmentRow) -> dict[str, Any]:
+    """A row as JSON shows it: short names, details beside the columns."""
+    values = {name: value for name, value in dataclasses.asdict(row).items() if name != "details"}
+    shown = {
+        "alignment_id": row.alignment_id,
+        "left": values.pop("left_name"),
+        "right": values.pop("right_name"),
+        "layers": [values.pop("left_layer"), values.pop("right_layer")],
+        **values,
+        **row.details,
+    }
+    return {name: shown[name] for name in sorted(shown, key=lambda name: name not in _FIRST)}
+
+
+_FIRST: Final = ("metric", "value", "low", "high", "chance", "calibrated", "p_value", "k", "n", "ties")
+
+
+def code_version() -> str | None:
+    """Of the installed package; None in a bare checkout."""
+    try:
+        return importlib.metadata.version("goodviews")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def place_of(left: EmbeddingRecord, right: EmbeddingRecord) -> dict[str, Any]:
+    """dataset, version, split of a score, where both sides agree or one is silent; and all dataset versions."""
+    found: dict[str, Any] = {}
+    for name in ("dataset", "version", "split"):
+        said = {getattr(record, name) for record in (left, right)} - {None}
+        found[name] = said.pop() if len(said) == 1 else None
+    found["dataset_versions"] = {**right.dataset_versions, **left.dataset_versions}
+    return found
+
+
+def trained_on(left: EmbeddingRecord, right: EmbeddingRecord) -> tuple[int | None, int | None]:
+    """Samples and tokens of the side that knows them, the left one first."""
+    record = right if left.samples is None and right.samples is not None else left
+    return record.samples, record.tokens
+
+
+def read_key_file(path: str) -> Keys:
+    """Scene keys, one a line, sorted and unique; a key may hold spaces. Raises InputError when it is empty or not text."""
+    try:
+        lines = storage.read_bytes(storage.absolute(path)).decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text ({error}). Give a file with one scene key a line.") from error
+    keys = {line.strip() for line in lines} - {""}
+    if not keys:
+        raise InputError(f"{path} names no scene. Give a file with one scene key a line.")
+    return np.array(sorted(keys), object)
+
+
+def _joined(home: Home, left: EmbeddingRecord, right: EmbeddingRecord, config: ScoringConfig) -> Joined:
+    searching = config.align.protocol.name == "huh2024"
+
+    def layers(record: EmbeddingRecord, layer: int | None) -> Sequence[int] | None:
+        if layer is not None:
+            return [layer]
+        return record.layers if searching else None
+
+    sides = (
+        scene_vectors(home, left, layers(left, config.left_layer), config.join),
+        scene_vectors(home, right, layers(right, config.right_layer), config.join),
+    )
+    joined = join(*sides, least=config.align.k + 2)
+    if config.keys is None:
+        return joined
+    wanted = read_key_file(config.keys)
+    rows, _ = common_rows(joined.keys_S, wanted)
+    if len(rows) < config.align.k + 2:
+        raise InputError(
+            f"{len(rows):,} of the {len(wanted):,} scenes of {config.keys} are in both sets; a score needs {config.align.k + 2} or more."
+        )
+    return joined.take(rows)
+
+
+def _paired(joined: Joined, other: Joined) -> tuple[Joined, Joined]:
+    """Both on the scenes that all three sets have."""
+    rows, others = common_rows(joined.keys_S, other.keys_S)
+    return joined.take(rows), other.take(others)
+
+
+def _without(joined: Joined, leaked: Leakage | Unknown, config: AlignConfig) -> list[float | None]:
+    """The scores of the scenes that did not leak, each None when too few are left for it or nothing is known."""
+    nothing: list[float | None] = [None] * len(config.metrics)
+    if isinstance(leaked, Unknown):
+        return nothing
+    kept = np.flatnonzero([key not in leaked.leaked for key in joined.keys_S])
+    if not len(kept):
+        return nothing
+    rest = joined.take(kept)
+    return values_of(Side(rest.left.layers, config), Side(rest.right.layers, config), config)
+
+
+def _moments(
+    home: Home, joined: Joined, sides: tuple[Side, Side], config: ScoringConfig
+) -> dict[str, list[float | None]]:
+    """The same scores for earlier moments of the run behind the left set, or else the right one: same scenes, same layers."""
+    found: dict[str, list[float | None]] = {}
+    both = (joined.left, joined.right)
+    place = next((i for i, side in enumerate(both) if side.record.run_id is not None), None)
+    if place is None:
+        return found
+    layers = list(both[place].layers)
+    for column, moment in MOMENTS.items():
+        earlier = earlier_set(home, both[place].record, moment, layers)
+        if earlier is None:
+            continue
+        try:
+            vectors = scene_vectors(home, earlier, layers, config.join)
+            rows, _ = common_rows(vectors.keys_S, joined.keys_S)
+            if len(rows) < len(joined.keys_S):
+                continue
+            side = Side(vectors.take(rows).layers, config.align)
+            ordered = (side, sides[1]) if place == 0 else (sides[0], side)
+            found[column] = values_of(*ordered, config.align)
+        except GoodviewsError as error:
+            # The score stands without it.
+            _log.warning("The moment %r of run %s is left out: %s", moment, both[place].record.run_id, error)
+    return found
+
+
+def earlier_set(
+    home: Home, record: EmbeddingRecord, moment: str, layers: Collection[int] = ()
+) -> EmbeddingRecord | None:
+    """The newest set of that moment of the run that was made as this one and holds these layers; None without any."""
+    facts = ("dataset", "version", "split", "observation", "roles", "pooling", "averaging", "max_length")
+    alike = [
+        other
+        for other in embeddings.list_sets(home)
+        if other.model == f"run:{record.run_id}@{moment}"
+        and set(layers) <= set(other.layers)
+        and all(getattr(other, name) == getattr(record, name) for name in facts)
+    ]
+    return alike[-1] if alike else None
+
+
+def _row(
+    joined: Joined, scored: Scored, config: ScoringConfig, facts: _Facts, extra: Mapping[str, float | None]
+) -> AlignmentRow:
+    found, left, right, leaked = scored.score, joined.left.record, joined.right.record, facts.leaked
+    not_found = None if facts.wanted is None else facts.wanted - len(joined.keys_S)
+    details: dict[str, Any] = {
+        "undefined": found.undefined,
+        "threshold": found.threshold,
+        "draws": found.draws,
+        "left_only": joined.left_only,
+        "right_only": joined.right_only,
+        "without_leaked": extra["without_leaked"],
+        "leaked": leaked.reason if isinstance(leaked, Unknown) else leaked.counts,
+        "keys_not_found": not_found,
+        "alarms": alarms(found, config, not_found),
+    }
+    samples, tokens = trained_on(left, right)
+    scored_digest = digest_of(joined.keys_S)
+    selection = [found.selection, joined.rule]
+    if config.keys is not None:
+        selection.append(f"scenes of a key file ({scored_digest})")
+    return AlignmentRow(
+        left_id=left.embedding_id,
+        left_name=left.name,
+        right_id=right.embedding_id,
+        right_name=right.name,
+        left_layer=found.left_layer,
+        right_layer=found.right_layer,
+        metric=found.metric,
+        map="none",
+        value=found.value,
+        low=found.low,
+        high=found.high,
+        chance=found.chance,
+        calibrated=found.calibrated,
+        p_value=found.p_value,
+        k=found.k,
+        n=found.n,
+        ties=found.ties,
+        protocol=found.protocol,
+        selection="; ".join(selection),
+        leakage=None if isinstance(leaked, Unknown) else leaked.share,
+        untrained_value=extra.get("untrained_value"),
+        first_epoch_value=extra.get("first_epoch_value"),
+        seed=config.align.bootstrap.seed,
+        scored=scored_digest,
+        details=details,
+        code_version=code_version() or "unknown",
+        created_at=time.time(),
+        samples=samples,
+        tokens=tokens,
+        **place_of(left, right),
+    )
+
+
+def alarms(found: Score, config: ScoringConfig, keys_not_found: int | None = None) -> list[str]:
+    """Sentences about a score that should not be believed as it stands."""
+    said = []
+    if found.ties is not None and found.ties > 0.5:
+        said.append(
+            f"{found.ties:.0%} of the items have ties where their list ends: a side has collapsed or repeats its vectors"
+        )
+    if found.undefined:
+        said.append(f"{found.undefined:,} items have a zero vector: they have no neighbours and score 0")
+    if keys_not_found:
+        said.append(f"{keys_not_found:,} of the scenes of {config.keys} are not in all sets and were not scored")
+    missing = why_no_interval(found.metric, found.n)
+    return said + ([missing] if missing and config.align.bootstrap.draws else [])
+
+
+def _difference(
+    a: Scored, b: Scored, left: EmbeddingRecord, rival: EmbeddingRecord, config: ScoringConfig
+) -> dict[str, Any]:
+    found = difference(a, b, config.align)
+    return {
+        "metric": a.score.metric,
+        "value": found.value,
+        "low": found.low,
+        "high": found.high,
+        "chance": 0.0,
+        "k": a.score.k,
+        "n": a.score.n,
+        "ties": a.score.ties,
+        "difference": [left.name, rival.name],
+        "values": [a.score.value, b.score.value],
+        "layers": [[s.score.left_layer, s.score.right_layer] for s in (a, b)],
+        "protocol": a.score.protocol,
+    }
+
+
+def _keep_neighbours(home: Home, joined: Joined, sides: tuple[Side, Side], rows: Sequence[AlignmentRow]) -> None:
+    """neighbours.parquet of the mutual k-NN score: scene_key, left, right, for scenes spread evenly over the sorted keys."""
+    for row in rows:
+        if row.metric != "mutual_knn" or row.k is None:
+            continue
+        chosen = np.unique(np.linspace(0, len(joined.keys_S) - 1, SHOWN_ITEMS).astype(np.int64))
+        layers = (row.left_layer or 0, row.right_layer or 0)
+        lists = [
+            _named(joined.keys_S, side.lists(layer).ids_NK[chosen]) for side, layer in zip(sides, layers, strict=True)
+        ]
+        names = pa.array(joined.keys_S[chosen], pa.large_string())
+        table = pa.table({"scene_key": names, "left": lists[0], "right": lists[1]})
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink)
+        storage.publish(alignment_url(home, row.alignment_id, "neighbours.parquet"), [sink.getvalue()])
+
+
+def _named(keys_S: Keys, ids_NK: npt.NDArray[np.int64]) -> pa.Array:
+    named = [[str(keys_S[j]) for j in row if j >= 0] for row in ids_NK]
+    return pa.array(named, pa.large_list(pa.large_string()))

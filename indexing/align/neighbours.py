@@ -1,0 +1,184 @@
+"""How alike two spaces are by who is whose neighbour: mutual, cycle, LCS and edit-distance k-NN.
+
+Owns: neighbour lists with their ties, and the share that each item adds to a score. Does not own: the search itself
+(`indexing.search.knn`), kernels (`indexing.align.kernels`), layers, chance, intervals.
+Invariant: a score is the mean of its contributions, and a contribution depends on neighbour lists alone, so all of them are
+unmoved by rotation and scale of either space.
+
+Ties go against the score: where the k-th and the (k+1)-th score of an item are equal on *both* sides, the neighbours in
+those ties were chosen by row number on both sides and would agree for no other reason. Such an agreement does not count.
+So two collapsed encoders score 0 and not 1, and one collapsed encoder scores what its row numbers happen to hit.
+
+Formulas: Huh et al. 2024 (arXiv 2405.07987). N items, K neighbours each, -1 where an item has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from indexing.search.knn import exact_knn
+from infra.errors import InputError
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Ids: TypeAlias = npt.NDArray[np.int64]
+
+BLOCK_CELLS: Final = 1 << 24
+"Comparisons of one block; keeps temporaries in tens of megabytes for any N and K."
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeighbourLists:
+    """The K nearest neighbours of each of N items, nearest first.
+
+    ids_NK: -1 where there is none. tied_NK: whether the neighbour belongs to a tie that the K-th place cuts through.
+    n_undefined: items without any (zero rows). tie_rate: share of items with such a tie.
+    """
+
+    ids_NK: Ids
+    tied_NK: npt.NDArray[np.bool_]
+    n_undefined: int
+
+    @property
+    def tie_rate(self) -> float:
+        """Share of the items whose list a tie at the K-th place made arbitrary."""
+        return float(self.tied_NK.any(axis=1).mean())
+
+    def permuted(self, order_N: Ids) -> NeighbourLists:
+        """Lists of the table whose row i is row order_N[i] of this one: N(i) becomes order^-1(N(order(i))).
+
+        Relabelling costs N * K; the search is not repeated. A tie keeps the choice that was made.
+        """
+        places = np.empty(len(order_N) + 1, np.int64)
+        places[order_N] = np.arange(len(order_N))
+        places[-1] = -1
+        return NeighbourLists(
+            ids_NK=places[self.ids_NK[order_N]], tied_NK=self.tied_NK[order_N], n_undefined=self.n_undefined
+        )
+
+
+def neighbour_lists(x_ND: npt.NDArray[np.generic], *, k: int) -> NeighbourLists:
+    """Exact cosine neighbours of each row among the others.
+
+    Raises InputError when k is not in 1 to N - 2 (from N - 1 on every list holds everybody and agreement says nothing), and
+    for rows that hold NaN or an infinity.
+    """
+    n = len(x_ND)
+    if not 1 <= k <= n - 2:
+        raise InputError(
+            f"k is {k} for {n:,} items; with k >= n - 1 every list holds every item, so agreement says nothing. Use k from 1 to n - 2, or more items."
+        )
+    # One place more than asked for shows where the list ends inside a tie.
+    found = exact_knn(x_ND, k=k + 1)
+    last_N1, beyond_N1 = found.scores_MK[:, k - 1 : k], found.scores_MK[:, k:]
+    tied_NK = (last_N1 == beyond_N1) & (found.scores_MK[:, :k] == last_N1)
+    return NeighbourLists(ids_NK=found.ids_MK[:, :k], tied_NK=tied_NK, n_undefined=found.n_undefined)
+
+
+Contributions: TypeAlias = Callable[[NeighbourLists, NeighbourLists], Floats]
+
+
+def mutual_shares(a: NeighbourLists, b: NeighbourLists) -> Floats:
+    """Share of each item's K neighbours that both spaces give it (N,), 0 to 1.
+
+    The mean is mutual k-NN, m = mean_i |N_A(i) & N_B(i)| / K; K / (N - 1) for independent spaces.
+    """
+    k = a.ids_NK.shape[1]
+    out_N = np.empty(len(a.ids_NK))
+    for rows in _blocks(len(out_N), k * k):
+        out_N[rows] = _equal(a, b, rows).sum(axis=(1, 2)) / k
+    return out_N
+
+
+def cycle_hits(a: NeighbourLists, b: NeighbourLists) -> Floats:
+    """1 where the way back leads home (N,): i is a neighbour in A of some neighbour that i has in B."""
+    n, k = b.ids_NK.shape
+    out_N = np.empty(n)
+    for rows in _blocks(n, k * k):
+        via_RK = b.ids_NK[rows]
+        home_RKK = a.ids_NK[via_RK] == np.arange(n)[rows, None, None]
+        home_RKK &= (via_RK >= 0)[:, :, None]
+        home_RKK &= ~(a.tied_NK[via_RK] & b.tied_NK[rows][:, :, None])
+        out_N[rows] = home_RKK.any(axis=(1, 2))
+    return out_N
+
+
+def lcs_lengths(a: NeighbourLists, b: NeighbourLists) -> Floats:
+    """Length of the longest common subsequence of each item's two ordered lists (N,), 0 to K; not divided by K."""
+    n, k = a.ids_NK.shape
+    out_N = np.empty(n)
+    for rows in _blocks(n, k * k):
+        equal_RKK = _equal(a, b, rows)
+        above = np.zeros((len(equal_RKK), k + 1), np.int64)
+        for i in range(k):
+            row = np.zeros_like(above)
+            for j in range(k):
+                skipped = np.maximum(above[:, j + 1], row[:, j])
+                row[:, j + 1] = np.where(equal_RKK[:, i, j], above[:, j] + 1, skipped)
+            above = row
+        out_N[rows] = above[:, k]
+    return out_N
+
+
+def edit_similarities(a: NeighbourLists, b: NeighbourLists) -> Floats:
+    """1 - d / K of each item (N,), d the Levenshtein distance of its two ordered lists; 0 to 1."""
+    n, k = a.ids_NK.shape
+    out_N = np.empty(n)
+    for rows in _blocks(n, k * k):
+        equal_RKK = _equal(a, b, rows)
+        above = np.tile(np.arange(k + 1), (len(equal_RKK), 1))
+        for i in range(k):
+            row = np.empty_like(above)
+            row[:, 0] = i + 1
+            for j in range(k):
+                replaced = above[:, j] + ~equal_RKK[:, i, j]
+                row[:, j + 1] = np.minimum(replaced, np.minimum(above[:, j + 1], row[:, j]) + 1)
+            above = row
+        out_N[rows] = 1 - above[:, k] / k
+    return out_N
+
+
+NEIGHBOUR_METRICS: Final[dict[str, Contributions]] = {
+    "mutual_knn": mutual_shares,
+    "cycle_knn": cycle_hits,
+    "lcs_knn": lcs_lengths,
+    "edit_distance_knn": edit_similarities,
+}
+"""By the names of the public reference. `cycle_knn` alone depends on which space is the first."""
+
+
+def mutual_knn(x_ND: npt.NDArray[np.generic], y_NE: npt.NDArray[np.generic], *, k: int) -> float:
+    """Mean share of k nearest neighbours that two embedding tables give the same items.
+
+    x_ND, y_NE: row i is one item in both; cosine, self excluded, canonical order (score, lower row).
+    Returns a value in [0, 1]; independent tables score k / (N - 1) on average. A zero row has no neighbours and adds 0.
+    Raises InputError if N differs or k >= N - 1.
+    Source: Huh et al. 2024, arXiv 2405.07987. No layer search and no clipping here: see `indexing.align.layers`.
+    """
+    check_rows(x_ND, y_NE)
+    return float(mutual_shares(neighbour_lists(x_ND, k=k), neighbour_lists(y_NE, k=k)).mean())
+
+
+def check_rows(x_ND: npt.NDArray[np.generic], y_NE: npt.NDArray[np.generic]) -> None:
+    """Raises InputError unless both are tables with the same number of rows."""
+    if x_ND.ndim != 2 or y_NE.ndim != 2 or len(x_ND) != len(y_NE):
+        raise InputError(
+            f"The two tables have shapes {x_ND.shape} and {y_NE.shape}; row i must be the same item in both. Join them by key first."
+        )
+
+
+def _equal(a: NeighbourLists, b: NeighbourLists, rows: slice) -> npt.NDArray[np.bool_]:
+    """(R, K, K): whether place p of A and place q of B name one item, and not by a tie on both sides."""
+    a_RK, b_RK = a.ids_NK[rows], b.ids_NK[rows]
+    equal_RKK: npt.NDArray[np.bool_] = (a_RK[:, :, None] == b_RK[:, None, :]) & (a_RK >= 0)[:, :, None]
+    equal_RKK &= ~(a.tied_NK[rows][:, :, None] & b.tied_NK[rows][:, None, :])
+    return equal_RKK
+
+
+def _blocks(n: int, cells_a_row: int) -> list[slice]:
+    step = max(1, BLOCK_CELLS // cells_a_row)
+    return [slice(start, min(n, start + step)) for start in range(0, n, step)]

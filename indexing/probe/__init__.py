@@ -1,0 +1,1 @@
+"""What of a label can be read from an embedding set."""

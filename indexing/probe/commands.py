@@ -1,0 +1,76 @@
+"""Probe an embedding set for a label, with a linear classifier and nearest neighbours.
+
+Owns: the command line of `goodviews probe`. Does not own: the job (`indexing.probe.job`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from infra.output import print_json
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def probe(
+    set_: Annotated[str, typer.Argument(metavar="SET", help="Embedding set, by name or id.")],
+    labels: Annotated[
+        list[str], typer.Option(help="CSV or parquet file, or states:ATTRIBUTE such as states:place; repeat for more.")
+    ],
+    key: Annotated[str, typer.Option(help="Column of scene keys in a file.")] = "scene_key",
+    label: Annotated[str, typer.Option(help="Column of labels in a file.")] = "label",
+    kind: Annotated[list[str] | None, typer.Option(help="linear or knn; repeat for both [default: both].")] = None,
+    layer: Annotated[int | None, typer.Option(help="Layer of SET [default: the last].")] = None,
+    captions: Annotated[
+        str, typer.Option(help="Several captions a scene: mean of unit vectors, one by hash, or each an item.")
+    ] = "mean",
+    k: Annotated[int, typer.Option("--k", help="Neighbours of the probe knn.")] = 10,
+    folds: Annotated[int, typer.Option(help="Of the cross-validation.")] = 5,
+    bootstrap: Annotated[int, typer.Option(help="Draws behind an interval; 0: none.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Of folds, draws and captions.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    home: Annotated[str | None, typer.Option(help="Folder or URL of datasets and runs [env GOODVIEWS_HOME].")] = None,
+    catalog: Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")] = None,
+) -> None:
+    """Probe an embedding set for a label, with a linear classifier and nearest neighbours."""
+    from indexing.probe.job import ProbingConfig, probe_set
+    from indexing.probe.probes import KINDS, ProbeConfig
+    from indexing.uncertainty.bootstrap import BootstrapConfig
+    from infra.home import resolve
+
+    where = resolve(home, catalog)
+    how = ProbeConfig(
+        kinds=tuple(dict.fromkeys(kind or KINDS)),
+        folds=folds,
+        k=k,
+        seed=seed,
+        bootstrap=BootstrapConfig(draws=bootstrap, seed=seed),
+    )
+    rows = []
+    for source in labels:
+        config = ProbingConfig(
+            name=set_, labels=source, key=key, label=label, layer=layer, captions=captions, probe=how
+        )
+        rows += probe_set(where, config)
+    if json:
+        print_json(rows)
+    else:
+        _print(rows)
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    from indexing.align.commands import interval, number, output
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("probe", "label", "accuracy", "95 %", "chance", "n", "classes", "of"):
+        table.add_column(name, justify="left" if name in ("probe", "label", "of") else "right")
+    for row in rows:
+        kind, label = row["metric"].removeprefix("probe_"), row["right"]
+        n, classes = f"{row['n']:,}", str(row["classes"])
+        table.add_row(kind, label, number(row["value"]), interval(row), number(row["chance"]), n, classes, row["left"])
+    output().print(table, markup=False)

@@ -1,0 +1,110 @@
+"""The job behind `goodviews probe`: an embedding set and labels in, rows of the catalog out.
+
+Owns: which vectors meet which labels, and the rows. Does not own: classifiers (`probes`), labels (`labels`).
+Invariant: a scene without a label, and a label without a scene, are counted and never guessed.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from catalog.rows import embeddings
+from catalog.rows.alignments import AlignmentRow, digest_of, record_alignments
+from catalog.rows.embeddings import EmbeddingRecord
+from indexing.align.job import code_version, plain
+from indexing.probe.labels import name_of, read_labels
+from indexing.probe.probes import Probe, ProbeConfig, probe
+from indexing.sets.joins import RULES, JoinConfig, Table, scene_vectors
+from infra.errors import InputError, UsageError
+from infra.home import Home
+
+EACH: Final = "each"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbingConfig:
+    """One call of `goodviews probe`. captions: mean, hash, or each: every caption is an item of its scene."""
+
+    name: str
+    labels: str
+    key: str = "scene_key"
+    label: str = "label"
+    layer: int | None = None
+    captions: str = "mean"
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
+
+    def __post_init__(self) -> None:
+        if self.captions not in (*RULES, EACH):
+            raise UsageError(f"There is no rule {self.captions!r} for captions; there are mean, hash and each.")
+
+
+def probe_set(home: Home, config: ProbingConfig) -> list[dict[str, Any]]:
+    """Probe, record in the catalog, and give a plain object a probe.
+
+    Raises InputError for a set or labels that are not there, or that share too few scenes.
+    """
+    record = embeddings.find(home, config.name)
+    labels = read_labels(home, config.labels, record, (config.key, config.label))
+    layer = record.layers[-1] if config.layer is None else config.layer
+    scenes, x_ND, rule = _items(home, record, layer, config)
+    known = np.flatnonzero([scene in labels for scene in scenes])
+    if not len(known):
+        raise InputError(
+            f"None of the {len(scenes):,} items of {record.name!r} has one of the {len(labels):,} labels of {config.labels}; the first keys are {scenes[0]!r} and {next(iter(labels))!r}. Label by scene_key."
+        )
+    chosen = [scenes[row] for row in known]
+    found = probe(x_ND[known], [labels[scene] for scene in chosen], chosen, config.probe)
+    counts = {"items_without_label": len(scenes) - len(known), "labels_without_item": len(set(labels) - set(scenes))}
+    said = {"rule": rule, "name": name_of(config.labels, (config.key, config.label))}
+    scored = digest_of(chosen, [labels[scene] for scene in chosen])
+    rows = [_row(record, layer, config, one, {**counts, **said, "scored": scored}) for one in found]
+    record_alignments(home, rows)
+    return [plain(row) for row in rows]
+
+
+def _items(home: Home, record: EmbeddingRecord, layer: int, config: ProbingConfig) -> tuple[list[str], Table, str]:
+    if config.captions == EACH:
+        keys = embeddings.read_keys(home, record)["scene_key"].to_pylist()
+        return keys, embeddings.read_layer(home, record, layer), f"each of the {record.observation} is an item"
+    join = JoinConfig(captions=config.captions, seed=config.probe.seed)
+    vectors = scene_vectors(home, record, [layer], join)
+    return [str(key) for key in vectors.keys_S], vectors.last, vectors.rule
+
+
+def _row(
+    record: EmbeddingRecord, layer: int, config: ProbingConfig, found: Probe, details: dict[str, Any]
+) -> AlignmentRow:
+    name = details.pop("name")
+    return AlignmentRow(
+        left_id=record.embedding_id,
+        left_name=record.name,
+        right_id=None,
+        right_name=name,
+        left_layer=layer,
+        metric=f"probe_{found.kind}",
+        map="none",
+        value=found.accuracy.value,
+        low=found.accuracy.low,
+        high=found.accuracy.high,
+        chance=found.chance,
+        k=config.probe.k if found.kind == "knn" else None,
+        n=found.n,
+        ties=None,
+        protocol=f"{config.probe.folds}-fold",
+        selection=f"labels {name}; {details.pop('rule')}",
+        dataset=record.dataset,
+        version=record.version,
+        split=record.split,
+        samples=record.samples,
+        tokens=record.tokens,
+        seed=config.probe.seed,
+        scored=details.pop("scored"),
+        details={**details, "classes": found.classes, "dropped": found.dropped, "labels": config.labels, "alarms": []},
+        dataset_versions=record.dataset_versions,
+        code_version=code_version() or "unknown",
+        created_at=time.time(),
+    )

@@ -1,0 +1,1 @@
+"""Maps between two embedding sets, and what is found through them."""

@@ -1,0 +1,125 @@
+"""Fit a rotation between two embedding sets and score what it finds on other scenes.
+
+Owns: the command line of `goodviews rotate`. Does not own: the job (`indexing.rotate.job`), transfer (`indexing.rotate.transfer`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from infra.output import print_json
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def rotate(
+    left: Annotated[str, typer.Argument(help="Embedding set that is mapped, by name or id.")],
+    right: Annotated[str, typer.Argument(help="Embedding set whose space it is mapped into.")],
+    fit: Annotated[
+        str | None, typer.Option(help="Split to fit on; both models need a set of it. LEFT and RIGHT are scored.")
+    ] = None,
+    fit_pairs: Annotated[
+        int | None, typer.Option(help="Fit on so many scenes of LEFT and RIGHT, drawn by hash; score the others.")
+    ] = None,
+    fit_share: Annotated[float | None, typer.Option(help="The same as a share of the scenes.")] = None,
+    splits: Annotated[int, typer.Option(help="Random divisions, with --fit-pairs and --fit-share.")] = 20,
+    map: Annotated[str, typer.Option(help="rotation, linear, ridge or mlp.")] = "rotation",
+    pairs: Annotated[int | None, typer.Option(help="Use at most so many of the fit pairs.")] = None,
+    curve: Annotated[str | None, typer.Option(help="Numbers of pairs to score as well, such as 10,30,100.")] = None,
+    apply: Annotated[str | None, typer.Option(help="Score this saved map on LEFT and RIGHT, and fit nothing.")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Another set in the place of LEFT: also the paired difference.")
+    ] = None,
+    centre: Annotated[bool, typer.Option(help="Take the mean of the fit rows off.")] = True,
+    unit: Annotated[bool, typer.Option(help="Bring fit rows to length 1 after centring.")] = False,
+    captions: Annotated[
+        str, typer.Option(help="Several captions a scene: mean of unit vectors, or one by hash.")
+    ] = "mean",
+    bootstrap: Annotated[int, typer.Option(help="Draws behind an interval; 0: none.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Of divisions, controls, draws and captions.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    home: Annotated[str | None, typer.Option(help="Folder or URL of datasets and runs [env GOODVIEWS_HOME].")] = None,
+    catalog: Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")] = None,
+) -> None:
+    """Fit a rotation between two embedding sets and score what it finds on other scenes."""
+    from indexing.align.commands import warn
+    from indexing.rotate.job import MappingConfig, rotate_sets
+    from indexing.rotate.rotation import MapConfig
+    from indexing.rotate.transfer import apply_map
+    from indexing.sets.joins import JoinConfig
+    from indexing.uncertainty.bootstrap import BootstrapConfig
+    from infra.errors import UsageError
+    from infra.home import resolve
+
+    where = resolve(home, catalog)
+    joining, drawing = JoinConfig(captions=captions, seed=seed), BootstrapConfig(draws=bootstrap, seed=seed)
+    if apply is not None:
+        if (fit, fit_pairs, fit_share, pairs, curve, against) != (None,) * 6:
+            raise UsageError(
+                "--apply scores a saved map and fits nothing. Leave out --fit and what belongs to fitting."
+            )
+        rows = apply_map(where, apply, (left, right), joining, drawing)
+    else:
+        if map == "random":
+            raise UsageError("The random map is a control and stands beside every other one. Name another --map.")
+        config = MappingConfig(
+            left=left,
+            right=right,
+            fit=fit,
+            fit_pairs=fit_pairs,
+            fit_share=fit_share,
+            splits=splits,
+            pairs=pairs,
+            curve=_numbers(curve),
+            against=against,
+            map=MapConfig(kind=map, centre=centre, unit=unit, seed=seed),
+            join=joining,
+            bootstrap=drawing,
+        )
+        rows = rotate_sets(where, config)
+    warn(rows)
+    if json:
+        print_json(rows)
+    else:
+        _print(rows)
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    from infra.errors import UsageError
+
+    try:
+        return tuple(dict.fromkeys(int(word) for word in text.split(","))) if text else ()
+    except ValueError:
+        raise UsageError(f"--curve is {text!r}; write numbers of pairs with commas, such as 10,30,100.") from None
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    """A line a number; the controls are part of the result."""
+    from rich.table import Table
+
+    from indexing.align.commands import interval, number, output
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("map", "pairs", "direction", "captions", "metric", "value", "95 %", "chance", "n", "ties"):
+        table.add_column(name, justify="left" if name in ("map", "direction", "captions", "metric") else "right")
+    for row in rows:
+        table.add_row(
+            f"{row['map']}, difference" if "difference" in row else str(row["map"]),
+            f"{row['pairs']:,}",
+            str(row["direction"]).replace("_", " "),
+            str(row["protocol"]),
+            str(row["metric"]),
+            number(row["value"]),
+            interval(row),
+            number(row["chance"]),
+            f"{row['n']:,}",
+            f"{row['ties']:.1%}",
+        )
+    console = output()
+    console.print(table, markup=False)
+    named = (row.get("map_id") or row.get("applied_map_id") for row in rows)
+    if map_id := next(filter(None, named), None):
+        console.print(f"map {map_id}", highlight=False)

@@ -1,0 +1,180 @@
+"""What maps did, as rows of the catalog, as differences of two systems, and as the picks of single queries.
+
+Owns: these shapes and the sentences that warn. Does not own: fitting, scoring, which scenes (`mapping`, `transfer`).
+Invariant: a row says on which pairs its map was fitted and on which scenes it was scored.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from catalog.rows.alignments import AlignmentRow
+from indexing.align.job import code_version, place_of, trained_on
+from indexing.rotate import maps
+from indexing.rotate.recall import Key, Measure, Queries
+from indexing.rotate.rotation import FittedMap
+from indexing.sets.joins import Joined, Keys
+from indexing.sets.leakage import Leakage, Unknown
+from indexing.uncertainty.bootstrap import BootstrapConfig, ratio_interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One map on all divisions. map: its kind, or shuffled. first: of the first division, for what is kept.
+
+    brief: a point of the curve or a control, of which the first recall says enough.
+    """
+
+    map: str
+    pairs: int
+    measures: Sequence[Measure]
+    first: FittedMap
+    picks: dict[Key, Queries]
+    brief: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What all rows of one call have in common.
+
+    selection: how the map came about and what it was scored on. scored: digest of these scenes and of the fit pairs.
+    """
+
+    joined: Joined
+    selection: str
+    scored: str
+    seed: int
+    divisions: int
+    map_id: str
+    leaked: Leakage | Unknown
+    is_applied: bool = False
+    "Whether the map was fitted for another call: the picks beside it are then not of these rows."
+
+
+def rows_of(setting: Setting, trial: Trial) -> Iterator[AlignmentRow]:
+    """A row for each measure of a trial; of a brief one, for the first recall alone."""
+    left, right = setting.joined.left, setting.joined.right
+    samples, tokens = trained_on(left.record, right.record)
+    leaked = setting.leaked
+    for one in trial.measures:
+        if trial.brief and one.metric != "recall@1":
+            continue
+        details: dict[str, Any] = {
+            "applied_map_id" if setting.is_applied else "map_id": setting.map_id,
+            "divisions": setting.divisions,
+            "spread_over_divisions": one.spread,
+            "ties_at_random": one.expected,
+            "scenes_scored": int((one.counts_S > 0).sum()),
+            "without_leaked": _without(setting.joined.keys_S, one, leaked),
+            "leaked": leaked.reason if isinstance(leaked, Unknown) else leaked.counts,
+            "facts": dict(trial.first.facts),
+            "alarms": alarms(one, trial),
+        }
+        yield AlignmentRow(
+            left_id=left.record.embedding_id,
+            left_name=left.record.name,
+            right_id=right.record.embedding_id,
+            right_name=right.record.name,
+            left_layer=max(left.layers),
+            right_layer=max(right.layers),
+            metric=one.metric,
+            map=trial.map,
+            value=one.value,
+            low=one.low,
+            high=one.high,
+            chance=one.chance,
+            k=one.k,
+            n=one.gallery,
+            ties=one.ties,
+            protocol=one.protocol,
+            selection=setting.selection,
+            leakage=None if isinstance(leaked, Unknown) else leaked.share,
+            samples=samples,
+            tokens=tokens,
+            seed=setting.seed,
+            pairs=trial.pairs,
+            direction=one.direction,
+            scored=setting.scored,
+            details=details,
+            code_version=code_version() or "unknown",
+            created_at=time.time(),
+            **place_of(left.record, right.record),
+        )
+
+
+def alarms(one: Measure, trial: Trial) -> list[str]:
+    """Sentences about a result that should not be believed as it stands."""
+    said = []
+    if one.ties > 0.5:
+        said.append(
+            f"{one.ties:.0%} of the queries tie with a wrong one: a side has collapsed, and ties count as misses"
+        )
+    rank = trial.first.facts.get("rank")
+    full = min(len(trial.first.x_mean_D), len(trial.first.y_mean_E))
+    if trial.map == "rotation" and not trial.brief and rank is not None and rank < 0.95 * full:
+        said.append(f"{trial.pairs:,} pairs fix {rank:.0f} of {full} directions of the rotation; the rest is arbitrary")
+    return said
+
+
+def _without(keys_S: Keys, one: Measure, leaked: Leakage | Unknown) -> float | None:
+    """Mean over the queries whose scene did not leak, among the same gallery."""
+    if isinstance(leaked, Unknown) or one.hits_S is None:
+        return None
+    kept = np.array([key not in leaked.leaked for key in keys_S])
+    counted = float(one.counts_S[kept].sum())
+    return float(one.hits_S[kept].sum()) / counted if counted else None
+
+
+def differences(main: Trial, rival: Trial, names: tuple[str, str], config: BootstrapConfig) -> Iterator[dict[str, Any]]:
+    """Recalls of one system minus those of another, fitted and scored on the same scenes, with paired intervals."""
+    for a, b in zip(main.measures, rival.measures, strict=False):
+        if a.hits_S is None or b.hits_S is None:
+            continue
+        if (a.protocol, a.direction, a.metric) != (b.protocol, b.direction, b.metric):
+            continue
+        found = ratio_interval(a.hits_S - b.hits_S, a.counts_S, config)
+        yield {
+            "metric": a.metric,
+            "value": found.value,
+            "low": found.low,
+            "high": found.high,
+            "chance": 0.0,
+            "k": a.k,
+            "n": a.gallery,
+            "ties": a.ties,
+            "difference": list(names),
+            "values": [a.value, b.value],
+            "map": main.map,
+            "pairs": main.pairs,
+            "protocol": a.protocol,
+            "direction": a.direction,
+        }
+
+
+def picks_table(joined: Joined, rows: npt.NDArray[np.int64], picks: dict[Key, Queries]) -> pa.Table:
+    """Rows of `maps.PICKS` for one division, whose scored scenes are these rows of the joined table."""
+    keys_R = joined.keys_S[rows]
+    parts = [pa.Table.from_pylist([], schema=maps.PICKS)]
+    for (protocol, direction), queries in picks.items():
+        ranks, m = queries.ranks, len(queries.scenes_M)
+        items = [pa.array(i, mask=i < 0) for i in (queries.items_M, queries.items_G[ranks.picked_M])]
+        columns = {
+            "protocol": [protocol] * m,
+            "direction": [direction] * m,
+            "scene_key": keys_R[queries.scenes_M].tolist(),
+            "item": items[0],
+            "picked_scene_key": keys_R[queries.found_G[ranks.picked_M]].tolist(),
+            "picked_item": items[1],
+            "rank": ranks.ranks_M + 1,
+            "score": ranks.best_M,
+            "ties": ranks.tied_M,
+        }
+        parts.append(pa.table(columns, schema=maps.PICKS))
+    return pa.concat_tables(parts)

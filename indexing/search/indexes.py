@@ -1,0 +1,265 @@
+"""Indexes as files: built from one layer of one embedding set, bound to it by digests, refused when anything differs.
+
+Owns: the folder of an index, its publication, listing, loading and verification. Does not own: how an index is built or
+judged (`indexing.search.ann`), nor the vectors (`catalog.rows.embeddings`).
+Invariants: `record.json` is published last and is the publication; an index that loads answers with the keys of exactly the
+rows it was built from.
+
+    HOME/indexes/<index_id>/index.faiss     over the unit rows, cosine as inner product
+    HOME/indexes/<index_id>/keys.parquet    scene_key, item of place 0, 1, ... of the index
+    HOME/indexes/<index_id>/audit.json      what was measured when it was built, of all that was tried
+    HOME/indexes/<index_id>/record.json     the IndexRecord
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import os
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Final
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from catalog.rows import embeddings
+from catalog.rows.embeddings import EmbeddingRecord
+from indexing.search import ann
+from indexing.search.ann import Wish
+from indexing.search.rows import Rows
+from infra import storage
+from infra.errors import ConflictError, InputError, IntegrityError
+from infra.home import Home
+
+FORMAT: Final = "goodviews-index-1"
+RECORD: Final = "record.json"
+ID_PATTERN: Final = re.compile(r"[0-9a-f]{16}")
+PREFIX_DIGITS: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexRecord:
+    """What an index is, and what it is bound to. `name` is what people call it; created_at: seconds since the epoch.
+
+    rows: places in the index; zero rows of the set (`undefined`) have none. set_files: path -> sha256 of the set's files.
+    files: name -> size and sha256 of the index's own. flags: what of the wish the index misses.
+    """
+
+    index_id: str
+    name: str
+    embedding_id: str
+    set_name: str
+    layer: int
+    rows: int
+    undefined: int
+    dims: int
+    factory: str
+    parameters: str
+    recall: float
+    flags: tuple[str, ...]
+    set_files: Mapping[str, str]
+    files: Mapping[str, Mapping[str, Any]]
+    faiss_version: str
+    code_version: str
+    created_at: float
+
+    def to_json(self) -> bytes:
+        return _json({"format": FORMAT, **dataclasses.asdict(self)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A loaded index: place i of `index` is row i of `keys` (scene_key, item)."""
+
+    record: IndexRecord
+    index: Any
+    keys: pa.Table
+
+
+def index_url(home: Home, index_id: str, *names: str) -> str:
+    """URL below HOME/indexes/<index_id>."""
+    return storage.join(home.url, "indexes", index_id, *names)
+
+
+def build_index(
+    home: Home,
+    vectors: EmbeddingRecord,
+    wish: Wish,
+    *,
+    layer: int | None = None,
+    factory: str | None = None,
+    parameters: str | None = None,
+    name: str | None = None,
+) -> IndexRecord:
+    """Build, audit and publish an index over one layer (None: the last) of an embedding set.
+
+    name: None is that of the set with the factory. The id is a digest of the bytes, so two builders never write into one another's files.
+    Raises what `indexing.search.ann.build` raises, and IntegrityError when a file of the set is not what its manifest says.
+    """
+    layer = vectors.layers[-1] if layer is None else layer
+    if name is not None and any(record.name == name for record in embeddings.list_sets(home)):
+        raise ConflictError(
+            f"{name!r} is the name of an embedding set; `search --in` could not tell the two apart. Choose another --name."
+        )
+    rows = Rows(embeddings.read_layer(home, vectors, layer, verify=True), name=f"set {vectors.name}")
+    built = ann.build(rows, wish, factory=factory, parameters=parameters)
+    sink = pa.BufferOutputStream()
+    keys = embeddings.read_keys(home, vectors).take(pa.array(np.flatnonzero(rows.norms_N)))
+    pq.write_table(keys, sink, compression="zstd")
+    parts: dict[str, storage.Buffer] = {"index.faiss": _serialize(built.index), "keys.parquet": sink.getvalue()}
+    sha = hashlib.sha256(f"{vectors.embedding_id}\0{layer}\0{built.audit.factory}\0{built.audit.parameters}\0".encode())
+    for part in parts.values():
+        sha.update(part)
+    index_id = sha.hexdigest()[:16]
+    parts["audit.json"] = _json(
+        {"wish": dataclasses.asdict(wish), "tried": [dataclasses.asdict(a) for a in built.trials]}
+    )
+    files = {n: dataclasses.asdict(storage.publish(index_url(home, index_id, n), [p])) for n, p in parts.items()}
+    record = IndexRecord(
+        index_id=index_id,
+        name=name or f"{vectors.name}/{built.audit.factory}",
+        embedding_id=vectors.embedding_id,
+        set_name=vectors.name,
+        layer=layer,
+        rows=keys.num_rows,
+        undefined=rows.n_undefined,
+        dims=rows.dims,
+        factory=built.audit.factory,
+        parameters=built.audit.parameters,
+        recall=built.audit.recall,
+        flags=built.flags,
+        set_files={file.path: file.sha256 for file in vectors.files},
+        files=files,
+        faiss_version=_faiss_version(),
+        code_version=version("goodviews"),
+        created_at=time.time(),
+    )
+    storage.publish(index_url(home, index_id, RECORD), record.to_json())
+    return record
+
+
+def list_indexes(home: Home) -> list[IndexRecord]:
+    """All published indexes, oldest first. Raises IntegrityError when a record is not one this release reads."""
+    ids = [name for name in storage.list_names(storage.join(home.url, "indexes")) if ID_PATTERN.fullmatch(name)]
+    found = [read_record(home, name) for name in ids if storage.exists(index_url(home, name, RECORD))]
+    return sorted(found, key=lambda record: (record.created_at, record.index_id))
+
+
+def find_index(home: Home, name_or_id: str) -> IndexRecord:
+    """The newest index of that name, else the one whose id begins so. Raises InputError when there is not exactly one."""
+    known = list_indexes(home)
+    named = [record for record in known if record.name == name_or_id]
+    if named:
+        return named[-1]
+    begun = [r for r in known if len(name_or_id) >= PREFIX_DIGITS and r.index_id.startswith(name_or_id)]
+    if len(begun) == 1:
+        return begun[0]
+    if begun:
+        ids = ", ".join(f"{record.index_id} ({record.name})" for record in begun)
+        raise InputError(f"{name_or_id!r} begins the ids of several indexes: {ids}. Give more digits.")
+    names = sorted({record.name for record in known})
+    near = difflib.get_close_matches(name_or_id, names, n=3, cutoff=0.5)
+    hint = (
+        f"Did you mean {' or '.join(map(repr, near))}?"
+        if near
+        else f"Known are {', '.join(map(repr, names)) or 'none'}."
+    )
+    raise InputError(f"There is no index {name_or_id!r} below {home.url}. {hint}")
+
+
+def read_record(home: Home, index_id: str) -> IndexRecord:
+    """Raises InputError when the index is not published, IntegrityError when its record is not one this release reads."""
+    url = index_url(home, index_id, RECORD)
+    try:
+        values = orjson.loads(storage.read_bytes(url))
+        if values.pop("format") != FORMAT or values["index_id"] != index_id:
+            raise ValueError("another format, or the record of another index")
+        return IndexRecord(**{**values, "flags": tuple(values["flags"])})
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"{url} is not the record of an index that this release reads ({error}). Build the index again."
+        raise IntegrityError(message) from error
+
+
+def read_audit(home: Home, record: IndexRecord) -> dict[str, Any]:
+    """The wish and the audits of all that was tried."""
+    url = index_url(home, record.index_id, "audit.json")
+    _check_file(record, "audit.json", storage.digest(url))
+    found: dict[str, Any] = orjson.loads(storage.read_bytes(url))
+    return found
+
+
+def open_index(home: Home, record: IndexRecord, *, vectors: EmbeddingRecord | None = None) -> Opened:
+    """Load an index after its digests were compared, and those of the set that it is bound to.
+
+    vectors: the set that the answers are to be about; None: the one of the record.
+    Raises IntegrityError when a file of the index changed, when the set is another one or has other files now.
+    """
+    import faiss
+
+    check_binding(home, record, vectors)
+    check_files(home, record)
+    keys = pq.read_table(pa.BufferReader(storage.read_bytes(index_url(home, record.index_id, "keys.parquet"))))
+    url = index_url(home, record.index_id, "index.faiss")
+    if storage.is_remote(url):
+        index = faiss.deserialize_index(np.frombuffer(storage.read_bytes(url), np.uint8))
+    else:
+        index = faiss.read_index(os.fspath(storage.absolute(url)))
+    if not keys.num_rows == index.ntotal == record.rows or index.d != record.dims:
+        message = f"Index {record.name!r} ({record.index_id}) holds {index.ntotal:,} rows and {keys.num_rows:,} keys, its record says {record.rows:,}. Its answers would name wrong scenes; build it again."
+        raise IntegrityError(message)
+    return Opened(record=record, index=ann.with_parameters(index, record.parameters), keys=keys)
+
+
+def check_binding(home: Home, record: IndexRecord, vectors: EmbeddingRecord | None = None) -> None:
+    """Raises IntegrityError unless the set (None: the published one of that id) is the one the index was built from."""
+    if vectors is None:
+        try:
+            vectors = embeddings.read_record(home, record.embedding_id)
+        except InputError as error:
+            message = f"Index {record.name!r} was built from embedding set {record.set_name!r} ({record.embedding_id}), which is no longer there. Embed it again, or remove {index_url(home, record.index_id)}."
+            raise IntegrityError(message) from error
+    if vectors.embedding_id != record.embedding_id:
+        message = f"Index {record.name!r} was built from embedding set {record.set_name!r} ({record.embedding_id}), not from {vectors.name!r} ({vectors.embedding_id}). Its places would name wrong scenes; build one for that set."
+        raise IntegrityError(message)
+    if {file.path: file.sha256 for file in vectors.files} != dict(record.set_files):
+        message = f"The files of embedding set {vectors.name!r} ({vectors.embedding_id}) are not those that index {record.name!r} was built from. Build the index again."
+        raise IntegrityError(message)
+
+
+def check_files(home: Home, record: IndexRecord) -> None:
+    """Compare size and sha256 of every file of the index with its record; raises IntegrityError for the first that differs."""
+    for name in sorted(record.files):
+        url = index_url(home, record.index_id, name)
+        _check_file(record, name, storage.digest(url) if storage.exists(url) else None)
+
+
+def _check_file(record: IndexRecord, name: str, found: storage.FileRecord | None) -> None:
+    said = record.files[name]
+    if found is None or dataclasses.asdict(found) != dict(said):
+        what = "is missing" if found is None else f"has {found.bytes:,} bytes and sha256 {found.sha256[:12]}"
+        message = f"File {name} of index {record.name!r} ({record.index_id}) {what}; its record says {said['bytes']:,} and {said['sha256'][:12]}. Its answers could name wrong scenes; build the index again."
+        raise IntegrityError(message)
+
+
+def _serialize(index: Any) -> memoryview:
+    import faiss
+
+    serialized: Any = faiss.serialize_index(index)
+    return memoryview(serialized)
+
+
+def _faiss_version() -> str:
+    import faiss
+
+    return str(faiss.__version__)
+
+
+def _json(value: object) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)

@@ -1,0 +1,227 @@
+"""Exact cosine nearest neighbours, the same for any tile, batch, shard, thread count and device.
+
+Owns: which rows are neighbours, in which order, and how parts of a base are merged. Does not own: the formula of a score
+(`indexing.search.rows`), candidates (`indexing.search.proposals`), nor where vectors come from.
+Invariant: neighbours are the rows of the base in the order (score descending, row ascending), without the query's own row
+and without undefined rows; the order is decided by exact scores alone.
+
+float32 products differ between tiles, devices and thread counts. So FAISS proposes k + m candidates, their exact scores are
+computed, and the answer stands once the last exact score exceeds whatever a row that was not proposed can reach: its product
+plus the error bound of float32. The few queries for which that fails (ties, near ties) are scanned.
+
+N: rows of the base. M: queries. K: neighbours. C: candidates a query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from indexing.search import proposals
+from indexing.search.proposals import Device, Tiles
+from indexing.search.rows import Rows, cosines, error_bound
+from indexing.search.scan import scan
+from infra.errors import InputError, UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnnOptions:
+    """How neighbours are computed. Nothing here changes the answer."""
+
+    device: Device = "auto"
+    "gpu demands one, auto takes one where FAISS can use it."
+    memory_bytes: int = 256 << 20
+    "Of the float32 tiles of base and queries together; the result comes on top."
+    gpu_memory_bytes: int = 1 << 30
+    "Of FAISS's buffers on the GPU, beside whatever else lives there."
+    margin: int = 6
+    "Candidates beyond those needed. Fewer mean more scans, more mean more scores."
+    base_rows: int | None = None
+    "Rows of a tile of the base; None: what the memory allows."
+    query_rows: int | None = None
+    "Queries of a batch; None: what the memory allows."
+
+    def __post_init__(self) -> None:
+        least = {"memory_bytes": 1, "gpu_memory_bytes": 1, "margin": 0, "base_rows": 1, "query_rows": 1}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise UsageError(f"{name} is {value}, but must be {low} or more.")
+        if self.device not in ("auto", "cpu", "gpu"):
+            raise UsageError(f"The device is {self.device!r}, but must be auto, cpu or gpu.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbours:
+    """The k nearest rows of a base for each of M queries, nearest first, and what one must know to trust them."""
+
+    ids_MK: npt.NDArray[np.int64]
+    "Row numbers of the base; -1 where there is no neighbour: never an index."
+    scores_MK: npt.NDArray[np.float32]
+    "Cosines, descending; NaN where there is no neighbour."
+    n_undefined: int
+    "Zero rows in the base, and in the queries where they are a table of their own."
+    tie_rate: float
+    "Share of queries whose k-th and (k+1)-th score are equal, so that the row number decided; 0 without queries."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Exact neighbours within one part of a base: k + 1 of them, so that ties at the last place stay visible.
+
+    ids_MK: row numbers of the whole base, -1 where none. scores_MK: -inf where none.
+    """
+
+    ids_MK: npt.NDArray[np.int64]
+    scores_MK: npt.NDArray[np.float32]
+    n_undefined: int
+
+
+def exact_knn(
+    base_ND: Any,
+    *,
+    k: int,
+    queries_MD: Any = None,
+    exclude_self: bool | None = None,
+    options: KnnOptions = KnnOptions(),
+) -> Neighbours:
+    """The k nearest rows of the base by exact cosine, ties by the lower row.
+
+    base_ND, queries_MD: real numbers in any layout (see `indexing.search.rows`); memory-mapped tables are read tile by tile.
+    queries None: the rows of the base themselves. exclude_self: whether row i is no neighbour of query i; None: only
+    where the queries are the base. A score is the float64 cosine of the rows as given, rounded to float32 once.
+    k of N or more: padded with -1 and NaN. Zero rows have no neighbours and are nobody's.
+    Memory: O(M k) for the answer, `options.memory_bytes` for tiles.
+    Raises InputError for NaN and infinite rows (named) and for tables that do not fit together, UsageError for k < 1.
+    """
+    queries, base, own_M = tables(base_ND, queries_MD, exclude_self)
+    part = search_part(queries, base, k=k, own_M=own_M, options=options)
+    return merge([part], k=k, n_undefined=part.n_undefined + (0 if queries is base else queries.n_undefined))
+
+
+def tables(base_ND: Any, queries_MD: Any, exclude_self: bool | None) -> tuple[Rows, Rows, npt.NDArray[np.int64] | None]:
+    """(queries, base, the row of the base that each query is): the arguments of `exact_knn`, checked."""
+    base = Rows(base_ND, name="base")
+    queries = base if queries_MD is None else Rows(queries_MD, name="queries")
+    exclude = queries is base if exclude_self is None else exclude_self
+    if exclude and len(queries) != len(base):
+        message = f"There are {len(queries):,} queries and {len(base):,} rows in the base, so row i is not the same item in both and cannot be left out. Leave out exclude_self, or give tables of the same items."
+        raise InputError(message)
+    if queries.dims != base.dims:
+        message = f"The queries have {queries.dims} dimensions and the base has {base.dims}, so they are no vectors of one space. Embed both with one model and layer."
+        raise InputError(message)
+    return queries, base, np.arange(len(queries), dtype=np.int64) if exclude else None
+
+
+def search_part(
+    queries: Rows,
+    base: Rows,
+    *,
+    k: int,
+    own_M: npt.NDArray[np.int64] | None = None,
+    options: KnnOptions = KnnOptions(),
+) -> Part:
+    """Exact neighbours of all queries within a part of a base; rows are numbered from `base.first_row` on.
+
+    own_M: the row of the whole base that each query is, which is then not its neighbour; None: none is.
+    """
+    if k < 1:
+        raise UsageError(f"k is {k}, but must be 1 or more.")
+    tiles = _tiles(queries, base, k + 2 + options.margin, options)
+    ids_MK = np.full((len(queries), k + 1), -1, np.int64)
+    scores_MK = np.full((len(queries), k + 1), -np.inf, np.float32)
+    _ = queries.norms_N, base.norms_N  # NaN is found before any product is taken
+    excluded_M = np.full(len(queries), -1, np.int64) if own_M is None else own_M - base.first_row
+    with ThreadPoolExecutor(_threads()) as threads:
+        for start in range(0, len(queries), tiles.query_rows):
+            rows_M = np.arange(start, min(start + tiles.query_rows, len(queries)), dtype=np.int64)
+            found = _search_batch(
+                queries, base, rows_M, excluded_M[rows_M], _Plan(k + 1, options.margin, tiles, threads)
+            )
+            ids_MK[rows_M], scores_MK[rows_M] = found
+    ids_MK[ids_MK >= 0] += base.first_row
+    return Part(ids_MK=ids_MK, scores_MK=scores_MK, n_undefined=base.n_undefined)
+
+
+def merge(parts: Sequence[Part], *, k: int, n_undefined: int) -> Neighbours:
+    """The neighbours over all parts of a base; exact, since each part is."""
+    ids_MX = np.concatenate([part.ids_MK for part in parts], axis=1)
+    scores_MX = np.concatenate([part.scores_MK for part in parts], axis=1)
+    ids_MK, scores_MK = _canonical(ids_MX, scores_MX, k + 1)
+    is_tied_M = (ids_MK[:, k] >= 0) & (scores_MK[:, k] == scores_MK[:, k - 1])
+    ids_MK, scores_MK = ids_MK[:, :k].copy(), scores_MK[:, :k].copy()
+    scores_MK[ids_MK < 0] = np.nan
+    tie_rate = float(is_tied_M.mean()) if len(is_tied_M) else 0.0
+    return Neighbours(ids_MK=ids_MK, scores_MK=scores_MK, n_undefined=n_undefined, tie_rate=tie_rate)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    wanted: int
+    margin: int
+    tiles: Tiles
+    threads: ThreadPoolExecutor
+
+
+def _search_batch(
+    queries: Rows, base: Rows, rows_M: npt.NDArray[np.int64], excluded_M: npt.NDArray[np.int64], plan: _Plan
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    # One more than wanted: the own row usually takes a place.
+    least = plan.wanted + int(excluded_M.max() >= 0)
+    proposed = proposals.propose(queries, base, rows_M, least + plan.margin, plan.tiles, plan.threads)
+    ids_MC = _worth_a_score(proposed, least, error_bound(base.dims))
+    ids_MC[ids_MC == excluded_M[:, None]] = -1
+    scores_MC = cosines(queries, base, rows_M, ids_MC, plan.threads)
+    ids_MK, scores_MK = _canonical(ids_MC, scores_MC, plan.wanted)
+    # Strictly above: a row that ties with the last one might have the lower number.
+    is_open_M = scores_MK[:, -1] <= proposed.bound_M + np.float32(error_bound(base.dims))
+    open_M = np.flatnonzero(is_open_M & (proposed.bound_M > -np.inf) & (queries.norms_N[rows_M] > 0))
+    if len(open_M):
+        found = scan(queries, base, rows_M[open_M], excluded_M[open_M], scores_MK[open_M, -1], plan.wanted)
+        ids_MK[open_M], scores_MK[open_M] = found
+    return ids_MK, scores_MK
+
+
+def _worth_a_score(proposed: proposals.Proposals, least: int, bound: float) -> npt.NDArray[np.int64]:
+    """The candidates that may be among the `least` best ones; -1 for those whose product is too low by twice the bound."""
+    products_MC = proposed.products_MC
+    if products_MC.shape[1] <= least:
+        return proposed.ids_MC.copy()
+    keep_MC = products_MC >= products_MC[:, least - 1 : least] - np.float32(2 * bound)
+    return np.where(keep_MC, proposed.ids_MC, -1)[:, : int(keep_MC.sum(axis=1).max(initial=1))]
+
+
+def _canonical(
+    ids_MC: npt.NDArray[np.int64], scores_MC: npt.NDArray[np.float32], k: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """The k best by (score descending, row ascending), padded with -1 and -inf."""
+    missing = k - ids_MC.shape[1]
+    if missing > 0:
+        ids_MC = np.pad(ids_MC, ((0, 0), (0, missing)), constant_values=-1)
+        scores_MC = np.pad(scores_MC, ((0, 0), (0, missing)), constant_values=-np.inf)
+    ids_MC = np.where(scores_MC > -np.inf, ids_MC, -1)
+    order_MK = np.lexsort((ids_MC, -scores_MC), axis=-1)[:, :k]
+    return np.take_along_axis(ids_MC, order_MK, axis=1), np.take_along_axis(scores_MC, order_MK, axis=1)
+
+
+def _tiles(queries: Rows, base: Rows, c: int, options: KnnOptions) -> Tiles:
+    rows = max(1, options.memory_bytes // (8 * base.dims))
+    tiles = Tiles(
+        base_rows=options.base_rows or rows,
+        query_rows=options.query_rows or max(1, min(rows, len(queries))),
+        on_gpu=proposals.is_on_gpu(options.device),
+        gpu_bytes=options.gpu_memory_bytes,
+    )
+    return proposals.fit_to_gpu(tiles, len(base), c) if tiles.on_gpu else tiles
+
+
+def _threads() -> int:
+    """As many as FAISS uses, so that OMP_NUM_THREADS governs both."""
+    import faiss
+
+    return int(faiss.omp_get_max_threads())

@@ -1,0 +1,173 @@
+"""Candidates for nearest neighbours: FAISS's flat inner product over tiles, on CPU or GPU.
+
+Owns: tiles, the choice of the device, and an upper bound for whatever was not proposed. Does not own: which candidate is
+a neighbour (`indexing.search.knn` decides that with exact scores).
+Invariant: no row of the base outside a query's candidates has a float32 product with it above `bound_M`.
+
+M: queries. C: candidates a query. D: dimensions. B: rows of a tile.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from indexing.search.rows import Rows
+from infra.errors import UsageError
+
+Device = Literal["auto", "cpu", "gpu"]
+GPU_MAX_K: Final = 2048
+"Most neighbours that FAISS's GPU kernels select in one call."
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiles:
+    """How much of two tables stands in memory at once, and where their product is taken; never what comes out."""
+
+    base_rows: int
+    query_rows: int
+    on_gpu: bool = False
+    gpu_bytes: int = 1 << 30
+    max_k: int | None = None
+    "Most candidates that one call can select; None: any number."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposals:
+    """Candidates of some queries: ids_MC (-1: none), their float32 products (descending, -inf where none), the bound."""
+
+    ids_MC: npt.NDArray[np.int64]
+    products_MC: npt.NDArray[np.float32]
+    bound_M: npt.NDArray[np.float32]
+
+
+def propose(
+    queries: Rows,
+    base: Rows,
+    rows_M: npt.NDArray[np.int64],
+    c: int,
+    tiles: Tiles,
+    threads: Executor | None = None,
+) -> Proposals:
+    """The c rows of the base with the largest float32 products, for each of the queries `rows_M` (ascending, adjacent)."""
+    search = _gpu_search(tiles.gpu_bytes) if tiles.on_gpu else _cpu_search
+    unit_MD = queries.unit(int(rows_M[0]), int(rows_M[-1]) + 1, threads)
+    best = Proposals(
+        ids_MC=np.empty((len(rows_M), 0), np.int64),
+        products_MC=np.empty((len(rows_M), 0), np.float32),
+        bound_M=np.full(len(rows_M), -np.inf, np.float32),
+    )
+    for ids_B, unit_BD in unit_tiles(base, tiles.base_rows, threads):
+        per_tile = min(c, len(ids_B), tiles.max_k or c)
+        products_MC, places_MC = search(unit_MD, unit_BD, per_tile)
+        bound_M = products_MC[:, -1] if per_tile < len(ids_B) else np.float32(-np.inf)
+        best = _merge(best, ids_B[places_MC], products_MC, np.maximum(best.bound_M, bound_M), c)
+    return best
+
+
+def unit_tiles(
+    base: Rows, tile_rows: int, threads: Executor | None = None
+) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
+    """(row numbers, unit rows) of tile after tile in ascending order, without the undefined rows; never an empty one."""
+    for start in range(0, len(base), tile_rows):
+        stop = min(start + tile_rows, len(base))
+        defined_B = np.flatnonzero(base.norms_N[start:stop])
+        if len(defined_B):
+            unit_BD = base.unit(start, stop, threads)
+            yield defined_B + start, unit_BD if len(defined_B) == stop - start else unit_BD[defined_B]
+
+
+def _merge(
+    best: Proposals,
+    ids_MC: npt.NDArray[np.int64],
+    products_MC: npt.NDArray[np.float32],
+    bound_M: npt.NDArray[np.float32],
+    c: int,
+) -> Proposals:
+    if best.ids_MC.shape[1]:
+        ids_MC = np.concatenate([best.ids_MC, ids_MC], axis=1)
+        products_MC = np.concatenate([best.products_MC, products_MC], axis=1)
+        order_MC = np.argsort(-products_MC, axis=1, kind="stable")
+        ids_MC = np.take_along_axis(ids_MC, order_MC, axis=1)
+        products_MC = np.take_along_axis(products_MC, order_MC, axis=1)
+        if products_MC.shape[1] > c:
+            bound_M = np.maximum(bound_M, products_MC[:, c])
+            ids_MC, products_MC = ids_MC[:, :c].copy(), products_MC[:, :c].copy()
+    return Proposals(ids_MC=ids_MC, products_MC=products_MC, bound_M=bound_M)
+
+
+def fit_to_gpu(tiles: Tiles, n: int, c: int, max_k: int = GPU_MAX_K) -> Tiles:
+    """Tiles for a device that selects at most `max_k` rows a call: for larger c so many that each needs half of that.
+
+    Where the neighbours crowd in one tile all the same, `bound_M` says so and the query is scanned.
+    """
+    if c <= max_k:
+        return replace(tiles, max_k=max_k)
+    n_tiles = -(-2 * c // max_k)
+    return replace(tiles, max_k=max_k, base_rows=max(1, min(tiles.base_rows, -(-n // n_tiles))))
+
+
+def _cpu_search(unit_MD: npt.NDArray[np.float32], unit_BD: npt.NDArray[np.float32], k: int) -> tuple[Any, Any]:
+    import faiss
+
+    products_MK, places_MK = faiss.knn(unit_MD, unit_BD, k, metric=faiss.METRIC_INNER_PRODUCT)
+    return products_MK, places_MK
+
+
+def _gpu_search(gpu_bytes: int) -> Any:
+    import faiss
+
+    resources = faiss.StandardGpuResources()
+    resources.setTempMemory(gpu_bytes // 2)
+    limits: dict[str, Any] = {"vectorsMemoryLimit": gpu_bytes // 4, "queriesMemoryLimit": gpu_bytes // 4}
+
+    def search(unit_MD: npt.NDArray[np.float32], unit_BD: npt.NDArray[np.float32], k: int) -> tuple[Any, Any]:
+        return faiss.knn_gpu(resources, unit_MD, unit_BD, k, metric=faiss.METRIC_INNER_PRODUCT, **limits)
+
+    return search
+
+
+def is_on_gpu(device: Device) -> bool:
+    """Whether products are taken on the GPU: `gpu` demands one, `auto` takes one where FAISS can use it.
+
+    Raises UsageError when a GPU is demanded and FAISS has none to use. With `auto`, a GPU of the machine that FAISS
+    cannot use is announced in the log.
+    """
+    if device == "cpu":
+        return False
+    reason = missing_gpu()
+    if reason is None:
+        return True
+    if device == "gpu":
+        raise UsageError(f"No GPU for neighbours: {reason} Or leave out `--device gpu`: the answer is the same.")
+    if _machine_has_gpu():
+        _log.warning("Neighbours are computed on the CPU: %s", reason)
+    return False
+
+
+def missing_gpu() -> str | None:
+    """Why FAISS can use no GPU, as a sentence with what to do; None when it can."""
+    import faiss
+
+    if not hasattr(faiss, "StandardGpuResources") or not hasattr(faiss, "knn_gpu"):
+        return (
+            "the installed FAISS was built without GPU support (faiss-cpu, or faiss-cpu and faiss-gpu together, where "
+            "one hides the other). Run `pip uninstall faiss-cpu faiss-gpu`, then `pip install faiss-gpu`."
+        )
+    if faiss.get_num_gpus() == 0:
+        return "FAISS sees no GPU here. Check `nvidia-smi` and CUDA_VISIBLE_DEVICES."
+    return None
+
+
+def _machine_has_gpu() -> bool:
+    from pathlib import Path
+
+    return Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidia0").exists()

@@ -1,0 +1,82 @@
+"""What the encoders of a score saw in training of the items that are scored.
+
+Owns: which training sets are compared with which scored set, and how the findings of both sides become one. Does not own:
+the comparison (`catalog.overlap.leakage`).
+Invariant: unknown is None and never 0. A model whose training set nobody recorded may have seen everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from catalog.overlap.leakage import Part, overlap
+from catalog.rows.embeddings import EmbeddingRecord
+from infra.errors import InputError
+from infra.home import Home
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leakage:
+    """Scenes that a training set of either side holds.
+
+    leaked: their keys. share: of the scored scenes. counts: by training set, then by kind of `catalog.overlap.leakage`.
+    """
+
+    leaked: frozenset[str]
+    share: float
+    counts: Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unknown:
+    """Why nothing can be said."""
+
+    reason: str
+
+
+def leakage(home: Home, sides: Sequence[EmbeddingRecord], scene_keys: Sequence[str]) -> Leakage | Unknown:
+    """What the training sets that are known hold of the scored scenes.
+
+    A frozen model from elsewhere has no known training set; the answer is then about the other side alone, and `counts` names
+    whose training sets were looked at.
+    """
+    scored = next((part for record in sides if (part := scored_part(record, sides)) is not None), None)
+    training = {part.name: part for record in sides if (part := training_part(record)) is not None}
+    if not training:
+        return Unknown(reason="no training set of either model is recorded")
+    if scored is None:
+        return Unknown(reason="neither side says which dataset it embeds")
+    try:
+        found = {name: overlap(home, part, scored, scene_keys) for name, part in training.items()}
+    except InputError as error:
+        return Unknown(reason=str(error))
+    leaked = frozenset[str]().union(*(one.leaked for one in found.values()))
+    return Leakage(
+        leaked=leaked,
+        share=len(leaked) / len(scene_keys),
+        counts={name: one.counts for name, one in found.items()},
+    )
+
+
+def training_part(record: EmbeddingRecord) -> Part | None:
+    """The training set that `pipelines.embed.job` wrote into the record of a set whose model is a run."""
+    training: Mapping[str, Any] = record.config.get("training") or {}
+    if not training.get("dataset") or not training.get("version"):
+        return None
+    return Part(
+        dataset=training["dataset"],
+        version=training["version"],
+        split=training.get("split"),
+        roles=tuple(training.get("roles") or ()),
+    )
+
+
+def scored_part(record: EmbeddingRecord, sides: Sequence[EmbeddingRecord]) -> Part | None:
+    """The dataset that is scored, with the roles of the captions that either side was shown; all if a side saw all."""
+    if record.dataset is None or record.version is None:
+        return None
+    shown = [side.roles for side in sides if side.observation in ("captions", "scenes")]
+    roles = {role for one in shown for role in one} if all(shown) else set[str]()
+    return Part(dataset=record.dataset, version=record.version, split=record.split, roles=tuple(sorted(roles)))

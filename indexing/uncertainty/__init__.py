@@ -1,0 +1,1 @@
+"""Intervals, chance, and divisions into fit and test."""

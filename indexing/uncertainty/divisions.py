@@ -1,0 +1,50 @@
+"""Which scenes a map is fitted on and which it is scored on.
+
+Owns: random divisions of one set of scenes, and nested subsets of fit pairs. Does not own: what is fitted.
+Invariant: a scene is never on both sides, and scenes are ordered by a hash of the seed, the number of the division and their
+key: not by their row, and by no generator of a library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from indexing.sets.joins import Keys
+from infra import seeds
+from infra.errors import InputError
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """Rows to fit on, in the order in which a smaller number of pairs takes the first of them; rows to score."""
+
+    fit: Ids
+    scored: Ids
+
+
+def hashed_order(keys_S: Keys, seed: int, number: int) -> Ids:
+    """Rows of the keys in the order of division `number`."""
+    salt = np.uint64(seeds.derive(seed, "indexing.division", number))
+    draws_S = seeds.mix(seeds.hash_keys(keys_S.tolist()) ^ salt)
+    return np.asarray(np.lexsort((keys_S.astype(str), draws_S)), np.int64)
+
+
+def random_divisions(keys_S: Keys, fit_pairs: int, splits: int, seed: int) -> Iterator[Division]:
+    """`splits` divisions with `fit_pairs` scenes to fit on, the rest to score.
+
+    Raises InputError when one of the sides would have fewer than two scenes.
+    """
+    n = len(keys_S)
+    if not 2 <= fit_pairs <= n - 2:
+        raise InputError(
+            f"{fit_pairs:,} fit pairs of {n:,} common scenes leave {max(0, n - fit_pairs):,} to score; both sides need 2 or more."
+        )
+    for number in range(splits):
+        order = hashed_order(keys_S, seed, number)
+        yield Division(fit=order[:fit_pairs], scored=np.sort(order[fit_pairs:]))

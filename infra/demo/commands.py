@@ -1,0 +1,137 @@
+"""Tour the built-in toy world: from captions and pictures to encoders, scores and a page.
+
+Owns: verbs that cross stages. Does not own: any stage; it runs their commands by name, as a shell script would, so that
+every line shown here can be typed by hand. Invariants: no stage is imported; what an earlier demo in the same folder has
+finished is not done again, and what it left unfinished goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from infra.demo.tour import DemoConfig, Step
+
+DEMO_HOME = "./goodviews-demo"
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def demo(
+    home: Annotated[str, typer.Option(help="Folder for the demo; made when absent.")] = DEMO_HOME,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each kind, with seeds 0, 1, ...")] = 1,
+    scenes: Annotated[int, typer.Option(min=100, help="Scenes of the toy world.")] = 3000,
+    epochs: Annotated[int, typer.Option(min=2, help="Of each training.")] = 20,
+    num_cpus: Annotated[int, typer.Option(min=0, help="CPUs for Ray; 0: in one process, without Ray.")] = 0,
+) -> None:
+    """Train three text encoders on a toy world and show which of them sees it as a picture encoder does."""
+    from rich.console import Console
+    from rich.panel import Panel
+
+    from infra.demo import tour
+    from infra.home import resolve
+    from infra.models import registry
+
+    # What is missing is missed now and not after four minutes.
+    registry.find_model(tour.PICTURE_MODEL, resolve(home))
+    config = tour.DemoConfig(home=home, scenes=scenes, epochs=epochs, seeds=seeds, num_cpus=num_cpus)
+    began = time.monotonic()
+    console = Console(highlight=False)
+    width = min(console.width, 100)
+    console.print(Panel(_INTRODUCTION, title="[bold]goodviews demo[/bold]", expand=False, width=width))
+    first = tour.ingest_steps(config)
+    # As many follow whatever the version is; it is known only when the world is there.
+    total = len(first) + len(tour.scoring_steps(config, ""))
+    for number, step in enumerate(first, start=1):
+        _run(console, step, f"{number}/{total}")
+    known = {run["run_id"]: run["status"] for run in _answer(["runs", "list", "--json", "--home", home])}
+    (world,) = _answer(tour.version_query(config))
+    for number, step in enumerate(tour.scoring_steps(config, world["version"]), start=len(first) + 1):
+        _run(console, _resumed(step, known), f"{number}/{total}")
+    minutes, seconds = divmod(round(time.monotonic() - began), 60)
+    title = f"[bold]Done in {minutes} min {seconds:02d} s[/bold]"
+    console.print(Panel(_next(config), title=title, expand=False, width=width))
+
+
+_INTRODUCTION = (
+    "A [bold]scene[/bold] is one state of the world; its captions are [bold]observations[/bold] of it. Two captions of "
+    "one scene are a [green]good[/green] pair of views: they share what is true of the scene. Two crops of one caption "
+    "are a [red]bad[/red] pair: they also share its wording. Three text encoders are trained here, on good views, on bad "
+    "views, and on next tokens, and each is compared with an encoder of pictures that none of them has met."
+)
+
+
+def _next(config: DemoConfig) -> str:
+    from rich.markup import escape
+
+    here = escape(shlex.quote(config.home))
+    return "\n".join(
+        [
+            f"[bold]{escape(config.page)}[/bold]",
+            "    the page: open it in a browser",
+            f"[cyan]goodviews catalog tables --home {here}[/cyan]",
+            "    what the catalog holds",
+            f"[cyan]goodviews catalog sql 'SELECT * FROM leaderboard' --home {here}[/cyan]",
+            "    any SELECT you like, as a table, --csv or --json",
+            f"[cyan]goodviews catalog verify --home {here}[/cyan]",
+            "    every file hashed again and compared with its manifest",
+            "[cyan]goodviews ingest table --dataset mine --input captions.csv --dry-run[/cyan]",
+            "    your own captions: what would be read, and as what",
+        ]
+    )
+
+
+def _resumed(step: Step, known: dict[str, str]) -> Step:
+    """The step as it is for a run that an earlier demo has finished or begun."""
+    status = known.get(step.run_id or "")
+    if status is None or step.run_id is None:
+        return step
+    home = [*step.command[step.command.index("--home") :]]
+    if status == "finished":
+        why = "An earlier demo in this folder has trained it, on the same world with the same settings. Shown is what it came to."
+        return replace(step, why=why, command=["runs", "show", step.run_id, *home])
+    why = "An earlier demo in this folder was ended while it trained this one. It goes on from its newest checkpoint."
+    return replace(step, why=why, command=["train", "--resume", step.run_id, *home])
+
+
+def _run(console: Console, step: Step, place: str) -> None:
+    from rich.text import Text
+
+    console.print()
+    console.rule(Text(f"{place}  {step.title}", style="bold"), align="left")
+    console.print(Text(step.why, style="italic"), width=min(console.width, 100))
+    # Never wrapped, so that the line can be copied into a shell.
+    console.print(Text("$ goodviews " + " ".join(map(_quoted, step.command)), style="cyan"), soft_wrap=True)
+    # The child writes to the same place, after us.
+    console.file.flush()
+    code = subprocess.run([sys.executable, "-m", "infra.cli", *step.command], check=False).returncode
+    if code != 0:
+        # The command has said why.
+        raise typer.Exit(code if code > 0 else 1)
+
+
+def _answer(command: Sequence[str]) -> Any:
+    """What a command prints as JSON."""
+    done = subprocess.run([sys.executable, "-m", "infra.cli", *command], check=False, stdout=subprocess.PIPE)
+    if done.returncode != 0:
+        raise typer.Exit(done.returncode if done.returncode > 0 else 1)
+    return json.loads(done.stdout)
+
+
+def _quoted(word: str) -> str:
+    """`word` for a shell; SQL with its own single quotes stays readable in double ones."""
+    if "'" in word and not set(word) & set('"$`\\!'):
+        return f'"{word}"'
+    return shlex.quote(word)

@@ -1,0 +1,1 @@
+"""Checks of a machine, of HOME and of the catalog, each with what to do."""

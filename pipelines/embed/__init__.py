@@ -1,0 +1,1 @@
+"""The embedding job: scenes in, a published embedding set out."""

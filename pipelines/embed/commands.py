@@ -1,0 +1,166 @@
+"""Embed captions, pictures or scenes with a frozen encoder, or import vectors made elsewhere.
+
+Owns: the command line of `goodviews embed`. Does not own: the job (`pipelines.embed.job`), the import (`pipelines.embed.imported`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+
+from infra.output import print_json
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Embed captions, pictures or scenes with a frozen encoder, or import vectors made elsewhere.",
+)
+
+_Home = Annotated[str | None, typer.Option(help="Folder or URL of datasets and runs [env GOODVIEWS_HOME].")]
+_Catalog = Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")]
+_Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+@app.callback(invoke_without_command=True)
+def embed(
+    ctx: typer.Context,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="HF name, folder, run:ID[@untrained|@epoch-001|@best], efficientnet-lite0; repeat for more."),
+    ] = None,
+    dataset: Annotated[str | None, typer.Option(help="Dataset, or dataset@version; default: the current one.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split to embed.")] = None,
+    of: Annotated[str | None, typer.Option(help="captions, images or scenes (mean of unit captions).")] = None,
+    images: Annotated[list[str] | None, typer.Option(help="Folder or tar of pictures; repeat for more.")] = None,
+    layers: Annotated[str, typer.Option(help="last, all, or numbers such as 0,6,12.")] = "last",
+    pool: Annotated[str | None, typer.Option(help="mean, cls or last; default: what the folder records.")] = None,
+    dtype: Annotated[str, typer.Option(help="float16 or float32.")] = "float16",
+    roles: Annotated[str | None, typer.Option(help="Captions of these roles only, such as human,alt.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the set; default: model/dataset/split/of, then what is not default.")
+    ] = None,
+    batch_tokens: Annotated[int, typer.Option(help="Tokens a batch.")] = 8192,
+    max_missing_rate: Annotated[float, typer.Option(help="Share of pictures that may be missing.")] = 0.0,
+    json: _Json = False,
+    home: _Home = None,
+    catalog: _Catalog = None,
+    address: Annotated[str | None, typer.Option(help="Ray cluster to join; default: start one here.")] = None,
+    num_cpus: Annotated[int | None, typer.Option(help="CPUs of the Ray started here; 0: no Ray.")] = None,
+) -> None:
+    """Embed captions, pictures or scenes with a frozen encoder, or import vectors made elsewhere."""
+    if ctx.invoked_subcommand is not None:
+        _refuse_options_before(ctx)
+        return
+    from infra.errors import UsageError
+    from infra.home import resolve
+    from infra.session import open_workers
+    from pipelines.embed.job import embed as run
+    from pipelines.embed.plan import EmbedConfig, plan_embedding
+
+    needed = {"--model": model, "--dataset": dataset, "--split": split, "--of": of}
+    if absent := [option for option, value in needed.items() if not value]:
+        raise UsageError(f"{' and '.join(absent)} must be given. See `goodviews embed --help`.")
+    models = list(dict.fromkeys(model or ()))
+    if name is not None and len(models) > 1:
+        raise UsageError(f"--name names one set, but {len(models)} models were given. Leave it out.")
+    title, _, version = str(dataset).partition("@")
+    config = EmbedConfig(
+        model=models[0],
+        dataset=title,
+        version=version or None,
+        split=str(split),
+        observation=str(of),
+        images=tuple(images or ()),
+        layers=layers,
+        pooling=pool,
+        dtype=dtype,
+        roles=tuple(role.strip() for role in roles.split(",")) if roles else (),
+        name=name,
+        batch_tokens=batch_tokens,
+        max_missing_rate=max_missing_rate,
+    )
+    where = resolve(home, catalog)
+    # All plans before the first vector, so that a wrong name fails at once.
+    plans = [plan_embedding(replace(config, model=one), where) for one in models]
+    with open_workers(address=address, num_cpus=num_cpus) as workers:
+        outcomes = [run(plan, None if num_cpus == 0 else workers) for plan in plans]
+    _print(outcomes, as_json=json)
+
+
+@app.command("import")
+def import_(
+    file: Annotated[str, typer.Argument(help="npz with keys and vectors, npy with --keys, or parquet.")],
+    name: Annotated[str, typer.Option(help="Name of the set.")],
+    keys: Annotated[str | None, typer.Option(help="Key file of a npy: a key a line, or key, tab, item.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Dataset whose scenes (or source ids) the keys name.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split that the keys must be in.")] = None,
+    of: Annotated[str, typer.Option(help="captions, images or scenes.")] = "scenes",
+    model: Annotated[
+        str | None, typer.Option(help="Label of what made the vectors; imports of one label are of one space.")
+    ] = None,
+    json: _Json = False,
+    home: _Home = None,
+    catalog: _Catalog = None,
+) -> None:
+    """Take vectors made elsewhere as an embedding set."""
+    from infra.home import resolve
+    from pipelines.embed.imported import ImportConfig, import_vectors
+
+    config = ImportConfig(file=file, name=name, keys=keys, dataset=dataset, split=split, observation=of, model=model)
+    record = import_vectors(config, resolve(home, catalog))
+    if json:
+        print_json(record)
+        return
+    where = f" of {record.dataset}" if record.dataset else ""
+    typer.echo(f"{record.name} ({record.embedding_id}): {record.rows:,} {record.observation}{where} x {record.dims}")
+
+
+def _refuse_options_before(ctx: typer.Context) -> None:
+    """Options of `embed` itself mean nothing to `embed import`, and dropping them would be a surprise."""
+    from infra.errors import UsageError
+
+    given = [
+        name
+        for name in ctx.params
+        if (source := ctx.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
+    ]
+    if given:
+        option = "--" + given[0].replace("_", "-")
+        raise UsageError(
+            f"{option} stands before `{ctx.invoked_subcommand}`, which has its own options. Put it behind."
+        )
+
+
+def _print(outcomes: Sequence[Any], *, as_json: bool) -> None:
+    """As JSON one object for one model, a list for several."""
+    if as_json:
+        print_json(outcomes[0] if len(outcomes) == 1 else outcomes)
+        return
+    for outcome in outcomes:
+        typer.echo(_line(outcome))
+
+
+def _line(outcome: Any) -> str:
+    layers = (
+        f"layers {', '.join(map(str, outcome.layers))}" if len(outcome.layers) > 1 else f"layer {outcome.layers[0]}"
+    )
+    noun = "pictures" if outcome.observation == "images" else "texts"
+    if outcome.was_there:
+        cost = "was there already"
+    else:
+        reused = (
+            f", {outcome.shards_reused} of {outcome.shards} shards finished before" if outcome.shards_reused else ""
+        )
+        cost = f"{outcome.seconds:.1f} s, {outcome.texts_per_s:,.0f} {noun}/s{reused}"
+    notes = [
+        f"{outcome.truncated:,} texts cut" if outcome.truncated else "",
+        f"{outcome.missing:,} pictures missing" if outcome.missing else "",
+    ]
+    said = "".join(f"; {note}" for note in notes if note)
+    return (
+        f"{outcome.name} ({outcome.embedding_id}): {outcome.rows:,} {outcome.observation} x {outcome.dims}, {layers}, "
+        f"{outcome.pooling}; {cost}{said}"
+    )

@@ -1,0 +1,232 @@
+"""What an embedding job is asked, and the identity of the set it makes.
+
+Owns: the options, which version and shards are read, the digest that names the set. Does not own: the work (`embed`).
+Invariant: everything that decides a vector is in the digest; workers, paths, budgets and the size of batches are not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from catalog import schema
+from catalog.lake import lake
+from catalog.rows import embeddings
+from catalog.versions.published import read_version
+from infra import storage
+from infra.errors import InputError, UsageError
+from infra.home import Home
+from infra.models.registry import Model, find_model
+from pipelines.embed.images import holds_pictures, sources_digest
+
+ROW_LAYOUT: Final = "1"
+"Version of what this job does with texts and pictures. Raise it with every change that changes a vector or a key."
+AVERAGING: Final = "unit(mean(unit(caption)))"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedConfig:
+    """What was asked. layers, pooling: as in `infra.models.encoders.describe`. images: folders and tars of pictures."""
+
+    model: str
+    dataset: str
+    split: str
+    observation: str
+    version: str | None = None
+    images: tuple[str, ...] = ()
+    layers: str = "last"
+    pooling: str | None = None
+    dtype: str = "float16"
+    roles: tuple[str, ...] = ()
+    name: str | None = None
+    batch_tokens: int = 8192
+    max_missing_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.observation not in embeddings.OBSERVATIONS:
+            raise UsageError(
+                f"--of is {self.observation!r}; one of {', '.join(embeddings.OBSERVATIONS)} can be embedded."
+            )
+        if self.dtype not in embeddings.DTYPES:
+            raise UsageError(f"--dtype is {self.dtype!r}; vectors are kept as {' or '.join(embeddings.DTYPES)}.")
+        if unknown := [role for role in self.roles if role not in schema.ROLES]:
+            raise UsageError(f"--roles names {unknown[0]!r}; the roles are {', '.join(schema.ROLES)}.")
+        if self.roles and self.observation == "images":
+            raise UsageError("--roles chooses captions, but --of images embeds pictures. Leave it out.")
+        if self.images and self.observation != "images":
+            raise UsageError(
+                f"--images names pictures, but --of is {self.observation}. Leave it out, or use --of images."
+            )
+        if self.batch_tokens < 1:
+            raise UsageError(f"--batch-tokens is {self.batch_tokens}, but a batch holds 1 token or more.")
+        if not 0 <= self.max_missing_rate <= 1:
+            raise UsageError(f"--max-missing-rate is {self.max_missing_rate}; it is a share, from 0 to 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One shard of the dataset; urls of its scenes and of its good tar."""
+
+    name: str
+    number: int
+    scenes_url: str
+    tar_url: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedPlan:
+    """A job that is decided. Picklable; workers need nothing else.
+
+    facts: an `infra.models.facts.Facts`. record: of the set, without rows and files.
+    """
+
+    home: Home
+    config: EmbedConfig
+    model: Model
+    facts: Any
+    record: embeddings.EmbeddingRecord
+    shards: tuple[Shard, ...]
+
+    @property
+    def work_url(self) -> str:
+        """Where finished shards are remembered until the set is published."""
+        return self.home.work("embed", self.record.embedding_id)
+
+
+def plan_embedding(config: EmbedConfig, home: Home) -> EmbedPlan:
+    """Find model, version and shards, and name the set. Raises InputError or UsageError for what is not there."""
+    from infra.models import encoders
+    from infra.models.facts import meaning_of_layers
+
+    version, snapshot_id, is_current = _version(home, config)
+    shards = _shards(home, config, version)
+    model = find_model(config.model, home)
+    modality = "image" if config.observation == "images" else "text"
+    facts = encoders.describe(model, modality=modality, layers=config.layers, pooling=config.pooling)
+    content = _content(config, version, model, dataclasses.asdict(facts), shards)
+    embedding_id = embeddings.embedding_id_of(content)
+    record = embeddings.EmbeddingRecord(
+        embedding_id=embedding_id,
+        name=config.name or _default_name(config, model, facts, None if is_current else version),
+        model=model.label,
+        run_id=model.run_id,
+        observation=config.observation,
+        dataset=config.dataset,
+        version=version,
+        split=config.split,
+        roles=tuple(content["roles"]),
+        layers=facts.layers,
+        pooling=facts.pooling,
+        averaging=content["averaging"],
+        max_length=facts.max_length,
+        rows=0,
+        dims=facts.dims,
+        dtype=config.dtype,
+        samples=model.samples,
+        tokens=model.tokens,
+        config={"content": content, "training": model.training, "layers": meaning_of_layers(facts)},
+        url=embeddings.set_url(home, embedding_id),
+        snapshot_id=snapshot_id,
+        dataset_versions={config.dataset: version},
+        code_version=code_version(),
+        created_at=0.0,
+    )
+    return EmbedPlan(home=home, config=config, model=model, facts=facts, record=record, shards=shards)
+
+
+def _default_name(config: EmbedConfig, model: Model, facts: Any, version: str | None) -> str:
+    """model/dataset/split/observation, and behind it what was not left at its default, so that two sets have two names.
+
+    version: the dataset's, where it is not the current one.
+    """
+    from infra.models import encoders
+
+    dataset = config.dataset if version is None else f"{config.dataset}@{version}"
+    parts = [f"{model.short_name}/{dataset}/{config.split}/{config.observation}"]
+    if facts.layers != (facts.blocks,):
+        is_all = len(facts.layers) == facts.blocks + (facts.pooling != "cls")
+        parts.append(f"layers={'all' if is_all else ','.join(map(str, facts.layers))}")
+    if config.pooling and config.pooling != encoders.default_pooling(model, modality=facts.modality):
+        parts.append(f"pool={facts.pooling}")
+    if config.roles:
+        parts.append(f"roles={','.join(sorted(set(config.roles)))}")
+    if config.dtype != EmbedConfig.dtype:
+        parts.append(f"dtype={config.dtype}")
+    return "+".join(parts)
+
+
+def code_version() -> str:
+    """Of the installed package."""
+    try:
+        return importlib.metadata.version("goodviews")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _content(
+    config: EmbedConfig, version: str, model: Model, facts: Mapping[str, Any], shards: Sequence[Shard]
+) -> dict[str, Any]:
+    pictures = None
+    if config.observation == "images":
+        pictures = _pictures(config, shards)
+    is_path = model.label == model.url
+    return {
+        "layout": ROW_LAYOUT,
+        # A folder may be copied or renamed; the moments of a run are told apart even where their weights are equal.
+        "model": None if is_path else model.label,
+        "weights": model.weights,
+        "tokenizer": model.tokenizer,
+        "facts": {**facts, "layers": list(facts["layers"])},
+        "dataset": config.dataset,
+        "version": version,
+        "split": config.split,
+        "roles": sorted(set(config.roles)),
+        "observation": config.observation,
+        "averaging": AVERAGING if config.observation == "scenes" else "none",
+        "pictures": pictures,
+        "dtype": config.dtype,
+    }
+
+
+def _pictures(config: EmbedConfig, shards: Sequence[Shard]) -> str:
+    """Where pictures come from, as the digest knows it."""
+    if config.images:
+        return sources_digest(config.images)
+    if not any(shard.tar_url is not None and holds_pictures(shard.tar_url) for shard in shards):
+        message = f"The good tars of {config.dataset} hold no pictures. Name a folder or tar of them with --images."
+        raise InputError(message)
+    return "good tars"
+
+
+def _version(home: Home, config: EmbedConfig) -> tuple[str, int, bool]:
+    """The version to embed (the current one unless one is named), the current snapshot, and whether the version is current."""
+    query = "SELECT version, is_current FROM main.datasets WHERE dataset = ? AND " + (
+        "version = ?" if config.version else "is_current"
+    )
+    values = [config.dataset, *([config.version] if config.version else [])]
+    with lake.reading(home) as reader:
+        found = reader.rows(query, values)
+        if not found:
+            rows = reader.rows("SELECT dataset || '@' || version FROM main.datasets ORDER BY ALL")
+            known = ", ".join(row[0] for row in rows) or "none"
+            asked = config.dataset + (f"@{config.version}" if config.version else "")
+            raise InputError(f"The catalog holds no dataset {asked}; it holds {known}. Run `goodviews ingest` first.")
+        snapshot = reader.rows(f"SELECT * FROM ducklake_current_snapshot({lake.quote(lake.ALIAS)})")[0][0]
+    return str(found[0][0]), int(snapshot), bool(found[0][1])
+
+
+def _shards(home: Home, config: EmbedConfig, version: str) -> tuple[Shard, ...]:
+    found = read_version(home, config.dataset, version)
+    manifests = [m for m in found.manifests if m.split == config.split and m.scenes]
+    if not manifests:
+        splits = ", ".join(sorted({m.split for m in found.manifests if m.scenes})) or "none"
+        raise InputError(f"{found.name} has no scene in the split {config.split!r}. Its splits are: {splits}.")
+    shards = []
+    for manifest in sorted(manifests, key=lambda m: m.shard):
+        kinds = {file.kind: storage.join(found.folder, file.path) for file in manifest.files}
+        name = schema.shard_name(manifest.split, manifest.shard)
+        shards.append(Shard(name=name, number=manifest.shard, scenes_url=kinds["scenes"], tar_url=kinds.get("good")))
+    return tuple(shards)

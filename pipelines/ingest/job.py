@@ -1,0 +1,325 @@
+"""The main job: source files in, a committed version of a dataset out.
+
+Owns: the order of the steps, the identity of a version, the plan of shards, the budget of rejects and the job record.
+Does not own: what the steps do (`sources`, `exchange`, `shards`, `catalog`).
+Invariant: a version is the digest of what decides its bytes; CPUs, paths, order of inputs and budgets are not in it. Rerun
+after any kill: published shards are kept, the rest is made, and the catalog gets the version once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from catalog import schema
+from catalog.manifest import InputFile, JobRecord
+from catalog.overlap import exclusion as left_out
+from catalog.versions.audit import check_unique_keys
+from catalog.versions.commit import Committed, JobStats, commit_version
+from infra import storage
+from infra.errors import AccountingError, InputError, IntegrityError, RejectBudgetError, StorageError
+from infra.home import Home
+from infra.progress import Progress, peak_rss_bytes
+from infra.session import Workers
+from pipelines.ingest import exclusion
+from pipelines.ingest.caption_cap import Cap
+from pipelines.ingest.exchange import Exchange, plan_exchange
+from pipelines.ingest.exclusion import Exclusion
+from pipelines.ingest.plan import Plan, plan_shards
+from pipelines.ingest.preparation import prepare
+from pipelines.ingest.request import Request, content_of, digest_inputs, input_files, version_of
+from pipelines.ingest.shards import ShardDone, ShardTask, ViewConfig, publish_shard, published_shard
+from pipelines.ingest.tables import Origin
+from pipelines.records import Input, Survey
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What an ingestion ended with.
+
+    excluded: scenes that were left out, by set and kind of match. seconds: wall time without the start of Ray. peak_rss_bytes: largest peak of resident memory of one worker process.
+    """
+
+    dataset: str
+    version: str
+    snapshot_id: int
+    was_there: bool
+    shards: int
+    shards_reused: int
+    scenes: int
+    captions: int
+    texts_read: int
+    texts_kept: int
+    rejects: Mapping[str, int]
+    excluded: Mapping[str, int]
+    seconds: float
+    peak_rss_bytes: int
+    url: str
+    notes: Sequence[str]
+
+
+def ingest(request: Request, home: Home, workers: Workers) -> Outcome:
+    """Run the whole job and commit its version.
+
+    Raises InputError for bad inputs, RejectBudgetError over budget, AccountingError if a text was lost, IntegrityError
+    for colliding scene keys; nothing is committed then.
+    """
+    started = time.time()
+    request = replace(request, excluded=exclusion.resolve(home, request.dataset, request.config.exclude))
+    survey = request.source.survey(request.inputs, request.config.limit)
+    for note in survey.notes:
+        _log.warning("%s: %s", request.dataset, note)
+    files = input_files(survey)
+    stamps = {file.uri: storage.stamp(file.url) for file in files}
+    digests = digest_inputs(files, workers)
+    content = content_of(request)
+    version = version_of(request.dataset, content, digests)
+    plan = plan_shards(request, survey)
+    place = _Place(home=home, dataset=request.dataset, version=version)
+    done, peak = _run(request, survey, plan, place, workers)
+    _check(request, done, survey)
+    _check_unchanged(files, stamps)
+    record = _record(request, version, content, digests, done)
+    if not plan.keys_are_unique:
+        paths = [storage.join(place.version_url, schema.scenes_path(*_split_shard(d.name))) for d in done if d.scenes]
+        check_unique_keys(paths, dataset=request.dataset)
+    storage.publish(storage.join(place.version_url, schema.JOB_PATH), record.to_json())
+    stats = JobStats(started_at=started, seconds=time.time() - started, peak_rss_bytes=peak, workers=workers.slots)
+    committed = commit_version(home, request.dataset, version, stats=stats)
+    _clear(place.work_url)
+    excluded = _scenes_left_out(request, home, version)
+    outcome = _outcome(record, committed, done, place.version_url, (time.time() - started, peak, survey.notes))
+    return replace(outcome, excluded=excluded)
+
+
+# --- run ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where the version of a job comes to stand, and what the job removes at its end."""
+
+    home: Home
+    dataset: str
+    version: str
+
+    @property
+    def version_url(self) -> str:
+        return self.home.datasets(self.dataset, self.version)
+
+    @property
+    def work_url(self) -> str:
+        return self.home.work("ingest", self.dataset, self.version)
+
+
+def _run(request: Request, survey: Survey, plan: Plan, place: _Place, workers: Workers) -> tuple[list[ShardDone], int]:
+    """Publish all shards; returns their totals in shard order and the largest peak RSS of a worker in bytes."""
+    exchange = None if plan.direct else plan_exchange(place.work_url, survey.pieces, plan.buckets)
+    tasks = _shard_tasks(request, plan, place, exchange)
+    done, peak = _already_published(tasks, place.version_url, workers)
+    texts_in = None
+    if len(done) < len(tasks):
+        try:
+            texts_in, peak = prepare(request, survey, place.home, tasks, workers)
+        except (InputError, StorageError):
+            # Another job of this version may have finished meanwhile and removed the work folder, under a reader or a writer.
+            done, peak = _already_published(tasks, place.version_url, workers)
+            if len(done) < len(tasks):
+                raise
+    missing = [i for i in range(len(tasks)) if i not in done]
+    with Progress(len(missing), label=f"{request.dataset}: writing shards") as progress:
+        for number, (shard, rss) in workers.map(_measured_shard, [tasks[i] for i in missing]):
+            done[missing[number]] = shard
+            peak = max(peak, rss)
+            progress.advance(shards=1, texts=shard.texts_read, rejects=shard.rejects, scenes=shard.scenes)
+    ordered = [done[i] for i in range(len(tasks))]
+    arrived = sum(d.texts_read for d in ordered)
+    if texts_in is not None and texts_in != arrived:
+        message = f"{texts_in:,} texts were read from the input of {request.dataset} but {arrived:,} arrived in its shards. Nothing was committed; delete {place.version_url} and {place.work_url}, then rerun."
+        raise AccountingError(message)
+    return ordered, peak
+
+
+def _already_published(
+    tasks: Sequence[ShardTask], version_url: str, workers: Workers
+) -> tuple[dict[int, ShardDone], int]:
+    """Totals of the shards that an earlier run published whole, by place in `tasks`; and 0, the memory that took."""
+    there = set(storage.list_names(storage.join(version_url, "manifests")))
+    known = [i for i, task in enumerate(tasks) if _manifest_name(task) in there]
+    found = {known[place]: shard for place, shard in workers.map(published_shard, [tasks[i] for i in known])}
+    return {i: shard for i, shard in found.items() if shard is not None}, 0
+
+
+def _manifest_name(task: ShardTask) -> str:
+    return schema.manifest_path(task.origin.split, task.origin.shard).rsplit("/", 1)[-1]
+
+
+def _clear(work_url: str) -> None:
+    """Remove the job's work folder. The version is committed already, so trouble here is `gc`'s, not the user's."""
+    try:
+        storage.remove_folder(work_url)
+    except StorageError as error:
+        _log.info("left to `goodviews catalog gc`: %s", error)
+    storage.remove_empty_parents(work_url)
+
+
+def _measured_shard(task: ShardTask) -> tuple[ShardDone, int]:
+    result = publish_shard(task)
+    return result, peak_rss_bytes()
+
+
+def _exclusion(request: Request, work_url: str) -> Exclusion | None:
+    if not request.excluded:
+        return None
+    return Exclusion(
+        url=storage.join(work_url, "excluded.keys"),
+        names=tuple(part.name for part in request.excluded),
+        kinds=request.config.exclude.kinds,
+        source=request.source.name,
+    )
+
+
+def _cap(request: Request, work_url: str) -> Cap | None:
+    most = request.config.max_scenes_per_caption
+    if most is None:
+        return None
+    return Cap(folder=storage.join(work_url, "captions"), most=most, seed=request.config.seed)
+
+
+def _shard_tasks(request: Request, plan: Plan, place: _Place, exchange: Exchange | None) -> list[ShardTask]:
+    config = request.config
+    views = ViewConfig(
+        good="good" in config.view_names,
+        bad="bad" in config.view_names,
+        images=config.images,
+        bad_passes=request.source.bad_passes,
+        seed=config.seed,
+    )
+    is_recorded = storage.exists(storage.join(place.version_url, schema.JOB_PATH))
+    without, cap = _exclusion(request, place.work_url), _cap(request, place.work_url)
+    return [
+        ShardTask(
+            origin=Origin(dataset=request.dataset, version=place.version, split=split, shard=shard),
+            version_url=place.version_url,
+            source=request.source,
+            clean=config.clean,
+            views=views,
+            is_recorded=is_recorded,
+            pieces=plan.direct[i] if plan.direct else (),
+            exchanged=exchange,
+            exclusion=without,
+            cap=cap,
+        )
+        for i, (split, shard) in enumerate(plan.shards)
+    ]
+
+
+def _scenes_left_out(request: Request, home: Home, version: str) -> dict[str, int]:
+    if not request.excluded:
+        return {}
+    found = left_out.scenes_left_out(home, request.dataset, version)
+    for part in request.excluded:
+        if not any(detail.startswith(f"{part.name} by ") for detail in found):
+            beyond = " beyond those of the sets named before" if len(request.excluded) > 1 else ""
+            _log.warning("%s: no scene was left out for %s%s", request.dataset, part.name, beyond)
+    return found
+
+
+# --- checks and record --------------------------------------------------------------------------------------------
+
+
+def _check_unchanged(files: Sequence[Input], stamps: Mapping[str, str]) -> None:
+    """Raises IntegrityError for an input that was replaced while the job read it: its digest names the version."""
+    for file in files:
+        if storage.stamp(file.url) != stamps[file.uri]:
+            raise IntegrityError(
+                f"{file.url} was changed while it was read, so the version would hold what it does not name. Nothing was committed; rerun when the file is at rest."
+            )
+
+
+def _check(request: Request, done: Sequence[ShardDone], survey: Survey) -> None:
+    read, kept = sum(d.texts_read for d in done), sum(d.texts_kept for d in done)
+    rejects = _total_rejects(done)
+    if read != kept + sum(rejects.values()):
+        raise AccountingError(
+            f"{request.dataset}: {read} texts read, {kept} kept, {sum(rejects.values())} rejected. A text was lost; nothing was committed. This is a bug."
+        )
+    if read == 0:
+        raise InputError(
+            f"The input of {request.dataset} holds no text ({survey.format}). Check the column or the files."
+        )
+    # What was asked to be left out is no fault of the input, and must not hide one either.
+    chosen = {reason: rejects[reason] for reason in ("excluded", "common_caption") if rejects[reason]}
+    judged, bad = read - sum(chosen.values()), sum(rejects.values()) - sum(chosen.values())
+    rate = bad / judged if judged else 0.0
+    if rate > request.max_reject_rate:
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in rejects.most_common() if reason not in chosen)
+        message = f"{bad:,} of {judged:,} texts of {request.dataset} were rejected ({rate:.1%}, budget {request.max_reject_rate:.1%}): {reasons}. Nothing was committed. Look at the rejects/ folder of the version, or raise --max-reject-rate."
+        raise RejectBudgetError(message)
+    if kept == 0:
+        left = ", ".join(f"{count:,} were left out as {reason}" for reason, count in chosen.items())
+        why = f" ({left})" if left else ""
+        raise InputError(f"No text of {request.dataset} was kept{why}. Look at the rejects/ folder of the version.")
+
+
+def _total_rejects(done: Sequence[ShardDone]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for shard in done:
+        total.update(shard.rejects)
+    return total
+
+
+def _record(
+    request: Request, version: str, content: Mapping[str, Any], inputs: list[InputFile], done: Sequence[ShardDone]
+) -> JobRecord:
+    return JobRecord(
+        dataset=request.dataset,
+        version=version,
+        content=content,
+        inputs=inputs,
+        shards=[d.name for d in done],
+        scenes=sum(d.scenes for d in done),
+        captions=sum(d.captions for d in done),
+        texts_read=sum(d.texts_read for d in done),
+        texts_kept=sum(d.texts_kept for d in done),
+        rejects=dict(sorted(_total_rejects(done).items())),
+    )
+
+
+def _split_shard(name: str) -> tuple[str, int]:
+    split, _, number = name.rpartition("-")
+    return split, int(number)
+
+
+def _outcome(
+    record: JobRecord,
+    committed: Committed,
+    done: Sequence[ShardDone],
+    url: str,
+    measured: tuple[float, int, Sequence[str]],
+) -> Outcome:
+    seconds, peak, notes = measured
+    return Outcome(
+        dataset=record.dataset,
+        version=record.version,
+        snapshot_id=committed.snapshot_id,
+        was_there=committed.was_there,
+        shards=len(done),
+        shards_reused=sum(d.was_there for d in done),
+        scenes=record.scenes,
+        captions=record.captions,
+        texts_read=record.texts_read,
+        texts_kept=record.texts_kept,
+        rejects=record.rejects,
+        excluded={},
+        seconds=seconds,
+        peak_rss_bytes=peak,
+        url=url,
+        notes=list(notes),
+    )

@@ -1,0 +1,319 @@
+"""One shard from records to publication: parquet, good and bad tars, rejects, and the manifest that makes them count.
+
+Owns: what a shard's files hold and in which order they are published. Does not own: which records belong to it.
+Invariant: the manifest is renamed last, after every file it names was flushed; the bytes depend on the records, the
+version and nothing else. Killed at any point, a rerun writes the same bytes under the same names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from catalog import schema
+from catalog.manifest import Manifest, ShardFile
+from infra import seeds, storage
+from infra.errors import AccountingError, InputError, IntegrityError
+from infra.storage.publisher import Publisher
+from pipelines.arrays import Ints, column, is_none
+from pipelines.ingest import caption_cap, exclusion, tables, tars
+from pipelines.ingest.caption_cap import Cap
+from pipelines.ingest.clean import CleanConfig
+from pipelines.ingest.exchange import Exchange, fetch
+from pipelines.ingest.exclusion import Exclusion
+from pipelines.ingest.group import Scenes, group, merge
+from pipelines.ingest.tables import Kept, Origin
+from pipelines.records import Batch, Piece, Source
+
+ROW_GROUP_TEXT_BYTES = 64 << 20
+"""A row group whose nested strings pass 2 GB cannot be read by others (apache/arrow#32723); this stays far below."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViewConfig:
+    """Which tars are written, and from which seed the bad passes draw."""
+
+    good: bool
+    bad: bool
+    images: bool
+    bad_passes: int
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardTask:
+    """Everything that one task needs; picklable. `pieces` are read directly, else `exchanged` files are."""
+
+    origin: Origin
+    version_url: str
+    source: Source
+    clean: CleanConfig
+    views: ViewConfig
+    is_recorded: bool = False
+    "The job's record is there, so every file was complete and hashed; else what was published before is hashed again."
+    pieces: tuple[Piece, ...] = ()
+    exchanged: Exchange | None = None
+    exclusion: Exclusion | None = None
+    cap: Cap | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardDone:
+    """Totals of a published shard."""
+
+    name: str
+    scenes: int
+    captions: int
+    texts_read: int
+    texts_kept: int
+    rejects: dict[str, int]
+    was_there: bool
+
+
+def publish_shard(task: ShardTask) -> ShardDone:
+    """Build and publish the shard, unless its manifest and files are there already.
+
+    Raises AccountingError when a text or a row was lost; nothing is published then.
+    """
+    if (published := published_shard(task)) is not None:
+        return published
+    try:
+        scenes = _judged(task)
+    except InputError:
+        # Another job of the same version may have finished and removed what was exchanged.
+        if (published := published_shard(task)) is not None:
+            return published
+        raise
+    origin = task.origin
+    manifest = _publish_files(task, scenes)
+    if manifest.texts_read != manifest.texts_kept + sum(manifest.rejects.values()):
+        message = f"Shard {schema.shard_name(origin.split, origin.shard)} of {origin.dataset} read {manifest.texts_read} texts, kept {manifest.texts_kept} and rejected {sum(manifest.rejects.values())}. Texts were lost or doubled; it was not published. This is a bug."
+        raise AccountingError(message)
+    storage.publish(_manifest_url(task), manifest.to_json())
+    return _done(manifest, was_there=False)
+
+
+def _manifest_url(task: ShardTask) -> str:
+    return storage.join(task.version_url, schema.manifest_path(task.origin.split, task.origin.shard))
+
+
+def published_shard(task: ShardTask) -> ShardDone | None:
+    """The shard's totals when its manifest is there and its files are what the manifest says; else None."""
+    url = _manifest_url(task)
+    if not storage.exists(url):
+        return None
+    manifest = Manifest.from_json(storage.read_bytes(url), url=url)
+    for file in manifest.files:
+        path = storage.join(task.version_url, file.path)
+        if not storage.exists(path) or storage.size(path) != file.bytes:
+            return None
+        if not task.is_recorded and storage.digest(path).sha256 != file.sha256:
+            return None
+    return _done(manifest, was_there=True)
+
+
+def _judged(task: ShardTask) -> Scenes:
+    repair = task.clean.repair_byte_escapes
+    repair = task.source.repairs_byte_escapes if repair is None else repair
+    batch = merge(_batches(task))
+    rows = sum(piece.stop - piece.start for piece in task.pieces)
+    if task.exchanged is None and batch.records.num_rows != rows:
+        message = f"Shard {schema.shard_name(task.origin.split, task.origin.shard)} of {task.origin.dataset} is cut to {rows:,} rows but {batch.records.num_rows:,} were read. The input changed since it was surveyed, or its reader lost rows; rerun."
+        raise AccountingError(message)
+    others = set(column(batch.records, "split").unique().to_pylist()) - {task.origin.split}
+    if others:
+        message = f"Shard {schema.shard_name(task.origin.split, task.origin.shard)} of {task.origin.dataset} got records of split {min(others)!r}. The input changed since it was surveyed; rerun."
+        raise IntegrityError(message)
+    if task.exchanged is None:
+        _refuse_repeated_ids(batch, task.origin)
+    scenes = group(batch, config=task.clean, repair=repair)
+    if task.exclusion is not None:
+        scenes = exclusion.leave_out(scenes, task.exclusion)
+    return scenes if task.cap is None else caption_cap.apply(scenes, task.cap)
+
+
+def count_captions(task: ShardTask) -> int:
+    """First pass of the cap: write the normal forms of a shard, unless they are there already; returns their number."""
+    cap, shard = task.cap, task.origin.shard
+    if cap is None:
+        raise IntegrityError("This job caps no captions, so there is nothing to count. This is a bug.")
+    if (counted := caption_cap.counted_rows(cap, shard)) is not None:
+        return counted
+    return caption_cap.write_counts(_judged(dataclasses.replace(task, cap=None)), cap, shard)
+
+
+def _refuse_repeated_ids(batch: Batch, origin: Origin) -> None:
+    """Rows that were not brought together by id are scenes of their own, so no id may come twice."""
+    counts = pc.value_counts(column(batch.records, "source_id").drop_null())
+    repeated = counts.filter(pc.greater(counts.field("counts"), 1))
+    if len(repeated):
+        name = repeated[0]["values"].as_py()
+        message = f"The id {name!r} of {origin.dataset} stands in several rows, though each row is a scene of its own. Rename one; in a table leave `source.unique` out, so that rows of one id become one scene."
+        raise IntegrityError(message)
+
+
+def _batches(task: ShardTask) -> Iterator[Batch]:
+    if task.exchanged is not None:
+        yield from fetch(task.exchanged, task.origin.shard)
+    for piece in task.pieces:
+        yield from task.source.read(piece)
+
+
+def _done(manifest: Manifest, *, was_there: bool) -> ShardDone:
+    return ShardDone(
+        name=schema.shard_name(manifest.split, manifest.shard),
+        scenes=manifest.scenes,
+        captions=manifest.captions,
+        texts_read=manifest.texts_read,
+        texts_kept=manifest.texts_kept,
+        rejects=dict(manifest.rejects),
+        was_there=was_there,
+    )
+
+
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A file of the shard and its bytes."""
+
+    path: str
+    kind: str
+    rows: int
+    parts: list[pa.Buffer | bytes]
+    blocks: list[int] | None = None
+    bad_pass: int | None = None
+
+
+def _publish_files(task: ShardTask, scenes: Scenes) -> Manifest:
+    origin, views = task.origin, task.views
+    kept = tables.keep(scenes)
+    table = tables.scenes_table(scenes, kept, origin)
+    publisher = Publisher()
+    planned: list[_Planned] = []
+    try:
+        for file in _plan_files(task, scenes, kept, table):
+            publisher.submit(file.path, storage.join(task.version_url, file.path), file.parts)
+            planned.append(dataclasses.replace(file, parts=[]))  # the bytes live until they are published, no longer
+    finally:
+        records = publisher.finish()
+    counts = np.diff(kept.offsets)
+    reasons: Counter[str] = Counter(scenes.reason[~is_none(scenes.reason)].tolist())
+    passes = views.bad_passes if views.bad else 0
+    return Manifest(
+        dataset=origin.dataset,
+        version=origin.version,
+        split=origin.split,
+        shard=origin.shard,
+        seed=views.seed,
+        scenes=len(kept.rows),
+        captions=len(kept.texts),
+        texts_read=scenes.texts.num_rows,
+        texts_kept=len(kept.texts),
+        rejects=dict(sorted(reasons.items())),
+        repaired=int(np.count_nonzero(scenes.repaired[kept.texts])),
+        captions_per_scene={str(k): int(v) for k, v in enumerate(np.bincount(counts)) if v},
+        bad_passes=passes,
+        bad_repeats=int(np.maximum(0, passes - counts).sum()),
+        rows_digest=tables.rows_digest(table),
+        scenes_without_caption=len(scenes.keys) - len(kept.rows),
+        files=[
+            ShardFile(
+                path=p.path,
+                kind=p.kind,
+                bytes=records[p.path].bytes,
+                sha256=records[p.path].sha256,
+                rows=p.rows,
+                blocks=p.blocks,
+                bad_pass=p.bad_pass,
+            )
+            for p in planned
+        ],
+    )
+
+
+def _plan_files(task: ShardTask, scenes: Scenes, kept: Kept, table: pa.Table) -> Iterator[_Planned]:
+    """Files that hold at least one row: a parquet without rows is refused by other readers (pg_lake PR#425)."""
+    origin, views = task.origin, task.views
+    if table.num_rows:
+        yield _parquet(schema.scenes_path(origin.split, origin.shard), "scenes", table)
+        captions = tars.caption_json(
+            scenes.text_index[kept.texts],
+            table["captions"].chunk(0).values.field("role"),
+            table["captions"].chunk(0).values.field("text"),
+        )
+        if views.good:
+            yield _good(task, scenes, kept, captions)
+        if views.bad:
+            yield from _bad(task, scenes, kept, captions)
+    rejects = tables.rejects_table(scenes, origin)
+    if rejects.num_rows:
+        yield _parquet(schema.rejects_path(origin.shard), "rejects", rejects)
+    states = tables.states_table(scenes, kept, origin)
+    if states.num_rows:
+        yield _parquet(schema.states_path(origin.split, origin.shard), "states", states)
+
+
+def _parquet(path: str, kind: str, table: pa.Table) -> _Planned:
+    return _Planned(path, kind, table.num_rows, [parquet_bytes(table)])
+
+
+PLAIN_COLUMNS = ("dataset", "version", "split", "source_uri", "captions.list.element.role", "reason", "field")
+"""Columns of few values, worth a dictionary; texts and keys are not."""
+
+
+def parquet_bytes(table: pa.Table) -> pa.Buffer:
+    """The table as parquet with fixed settings: zstd, page index, row groups of at most about 64 MB of text."""
+    groups = max(1, -(-table.nbytes // ROW_GROUP_TEXT_BYTES))
+    sink = pa.BufferOutputStream()
+    leaves = {field.name for field in table.schema} | {"captions.list.element.role"}
+    pq.write_table(
+        table,
+        sink,
+        row_group_size=max(1, -(-table.num_rows // groups)),
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=[name for name in PLAIN_COLUMNS if name in leaves],
+        write_page_index=True,
+        write_statistics=[
+            name for name in ("dataset", "version", "split", "scene_key", "source_row", "reason") if name in leaves
+        ],
+    )
+    return sink.getvalue()
+
+
+def _good(task: ShardTask, scenes: Scenes, kept: Kept, captions: pa.LargeStringArray) -> _Planned:
+    payload = tars.sample_json(task.origin.dataset, kept.keys, tars.joined_by_scene(captions, kept.offsets))
+    names = tars.joined(kept.keys, ".json")
+    samples: Ints | None = None
+    if task.views.images:
+        names, payload, samples = tars.with_images(names, payload, kept.keys, *tables.image_rows(scenes, kept))
+    tar = tars.tar(names, payload, samples)
+    path = schema.good_path(task.origin.split, task.origin.shard)
+    return _Planned(path, "good", len(kept.rows), tar.parts, blocks=tar.blocks.tolist())
+
+
+def _bad(task: ShardTask, scenes: Scenes, kept: Kept, captions: pa.LargeStringArray) -> Iterator[_Planned]:
+    """Pass p shows the caption at place p mod n of each scene's seeded permutation."""
+    counts = np.diff(kept.offsets)
+    index = scenes.text_index[kept.texts]
+    hashes = np.repeat(seeds.hash_keys(kept.keys.to_pylist()), counts)
+    places = seeds.permutation_places(hashes, index, task.views.seed)
+    by_place = np.empty(len(places), np.int64)
+    by_place[np.repeat(kept.offsets[:-1], counts) + places] = np.arange(len(places))
+    for bad_pass in range(task.views.bad_passes):
+        rows = by_place[kept.offsets[:-1] + bad_pass % counts]
+        number = pc.utf8_lpad(pa.array(index[rows]).cast(pa.large_string()), 3, padding="0")
+        names = tars.joined(kept.keys, "-c", number, ".json")
+        payload = tars.sample_json(task.origin.dataset, kept.keys, captions.take(pa.array(rows)))
+        tar = tars.tar(names, payload)
+        path = schema.bad_path(task.origin.split, task.origin.shard, bad_pass)
+        yield _Planned(path, "bad", len(rows), tar.parts, tar.blocks.tolist(), bad_pass)

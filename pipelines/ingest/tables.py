@@ -1,0 +1,248 @@
+"""Arrow tables of a shard, built from judged scenes: scenes, rejects, true states; and their canonical digest.
+
+Owns: how `group.Scenes` becomes rows of the schemas in `catalog.schema`. Does not own: files.
+Invariant: every row of `TEXTS` is in exactly one of the two tables, scenes (kept) and rejects.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from catalog import schema
+from pipelines.arrays import Ints, column, is_none, offsets_of, run_starts
+from pipelines.ingest.group import Scenes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What the rows of a shard have in common."""
+
+    dataset: str
+    version: str
+    split: str
+    shard: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The scenes that keep a caption. rows (S',): their places in `Scenes.keys`.
+
+    texts (T',): rows of the kept texts; offsets (S'+1,): scene i owns kept texts offsets[i] to offsets[i + 1].
+    first_record (S',): the first record of each scene.
+    """
+
+    keys: pa.LargeStringArray
+    rows: Ints
+    texts: Ints
+    offsets: Ints
+    first_record: Ints
+
+
+def keep(scenes: Scenes) -> Kept:
+    """Scenes with at least one caption that was not rejected."""
+    texts = np.flatnonzero(is_none(scenes.reason))
+    scene = scenes.text_scene[texts]
+    starts = run_starts(scene)
+    rows = scene[starts]
+    record_starts = run_starts(scenes.record_scene)
+    record_scene = scenes.record_scene[record_starts]
+    first = record_starts[np.searchsorted(record_scene[record_scene >= 0], rows)]
+    return Kept(scenes.keys.take(pa.array(rows)), rows, texts, np.append(starts, len(texts)), first)
+
+
+def scenes_table(scenes: Scenes, kept: Kept, origin: Origin) -> pa.Table:
+    """Rows of `schema.SCENES`, sorted by scene_key."""
+    n = len(kept.rows)
+    first = pa.array(kept.first_record)
+    columns = [
+        _constant(origin.dataset, n),
+        _constant(origin.version, n),
+        kept.keys,
+        _constant(origin.split, n),
+        _captions(scenes, kept),
+        _images(scenes, kept),
+        column(scenes.records, "source_id").take(first),
+        _plain(column(scenes.records, "source_uri").take(first)),
+        column(scenes.records, "source_row").take(first),
+    ]
+    return pa.Table.from_arrays(columns, schema=schema.SCENES)
+
+
+def _captions(scenes: Scenes, kept: Kept) -> pa.Array:
+    rows = pa.array(kept.texts)
+    children = [
+        pa.array(scenes.text_index[kept.texts]),
+        _plain(column(scenes.texts, "role").take(rows)),
+        scenes.cleaned.take(rows),
+        pa.array(scenes.repaired[kept.texts]),
+    ]
+    return _lists(kept.offsets, children, "captions")
+
+
+def _images(scenes: Scenes, kept: Kept) -> pa.Array:
+    """One entry for each distinct (uri, sha256, frame) of a scene, in the order of its records."""
+    records = scenes.records
+    uri, sha, frame = (column(records, name) for name in ("image_uri", "image_sha256", "frame"))
+    present = np.asarray(pc.or_(pc.or_(uri.is_valid(), sha.is_valid()), frame.is_valid()))
+    place = np.full(len(scenes.keys) + 1, -1, np.int64)
+    place[kept.rows] = np.arange(len(kept.rows))
+    scene = place[scenes.record_scene]
+    rows = np.flatnonzero(present & (scene >= 0) & (scenes.record_scene >= 0))
+    counts = np.bincount(scene[rows], minlength=len(kept.rows))
+    if len(rows) and counts.max() > 1:
+        several = counts[scene[rows]] > 1
+        repeated = rows[several]
+        first = repeated[_first_of_each(records, repeated, scene[repeated])]
+        rows = np.sort(np.concatenate([rows[~several], first]))
+        counts = np.bincount(scene[rows], minlength=len(kept.rows))
+    taken = pa.array(rows)
+    children = [column(records, name).take(taken) for name in ("image_uri", "image_sha256", "width", "height", "frame")]
+    offsets = np.zeros(len(kept.rows) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return _lists(offsets, children, "images")
+
+
+def _first_of_each(records: pa.Table, rows: Ints, scene: Ints) -> Ints:
+    """Places in `rows` of the first record of each distinct (scene, uri, sha256, frame), ascending."""
+    taken = pa.array(rows)
+    identity = scene.astype(np.int64)
+    for name in ("image_uri", "image_sha256", "frame"):
+        codes = column(records, name).take(taken).dictionary_encode(null_encoding="encode").indices
+        pairs = np.stack([identity, np.asarray(codes, np.int64)])
+        _, identity = np.unique(pairs, axis=1, return_inverse=True)
+        identity = identity.reshape(-1).astype(np.int64)
+    _, first = np.unique(identity, return_index=True)
+    return np.sort(first)
+
+
+def image_rows(scenes: Scenes, kept: Kept) -> tuple[Ints, pa.LargeStringArray, pa.LargeBinaryArray]:
+    """Pictures that the source carries, one a scene and frame: place in `kept`, suffix (`.jpg`, `.f003.jpg`), bytes."""
+    image, frame = column(scenes.records, "image"), column(scenes.records, "frame")
+    place = np.full(len(scenes.keys) + 1, -1, np.int64)
+    place[kept.rows] = np.arange(len(kept.rows))
+    owner = np.where(scenes.record_scene >= 0, place[scenes.record_scene], -1)
+    rows = np.flatnonzero(np.asarray(image.is_valid()) & (owner >= 0))
+    number = np.asarray(frame.fill_null(-1), np.int64)[rows]
+    rows = rows[np.lexsort((rows, number, owner[rows]))]
+    number = np.asarray(frame.fill_null(-1), np.int64)[rows]
+    pairs = owner[rows] * (int(number.max(initial=0)) + 2) + number
+    rows, number = rows[run_starts(pairs)], number[run_starts(pairs)]
+    suffixes = [".jpg" if n < 0 else f".f{n:03d}.jpg" for n in number.tolist()]
+    return owner[rows], pa.array(suffixes, pa.large_string()), image.take(pa.array(rows))
+
+
+def rejects_table(scenes: Scenes, origin: Origin) -> pa.Table:
+    """Rows of `schema.REJECTS`, in canonical order of their texts."""
+    rows = np.flatnonzero(~is_none(scenes.reason))
+    taken, n = pa.array(rows), len(rows)
+    records = pa.array(scenes.text_record[rows])
+    scene = scenes.text_scene[rows]
+    raw = column(scenes.texts, "text").take(taken).to_pylist()
+    texts, bad_bytes = [], []
+    for value in raw:
+        text, is_text = _readable(value)
+        texts.append(text)
+        bad_bytes.append(None if is_text else value)
+    columns = [
+        _constant(origin.dataset, n),
+        _constant(origin.version, n),
+        pa.repeat(pa.scalar(origin.shard, pa.int64()), n),
+        _constant(origin.split, n),
+        pa.array(scenes.reason[rows].tolist(), pa.large_string()),
+        pa.array([scenes.detail.get(row) for row in rows.tolist()], pa.large_string()),
+        scenes.keys.take(pa.array(np.where(scene < 0, 0, scene), mask=scene < 0)),
+        _plain(column(scenes.texts, "field").take(taken)),
+        pa.array(texts, pa.large_string()),
+        pa.array(bad_bytes, pa.large_binary()),
+        column(scenes.records, "source_id").take(records),
+        _plain(column(scenes.records, "source_uri").take(records)),
+        column(scenes.records, "source_row").take(records),
+    ]
+    return pa.Table.from_arrays(columns, schema=schema.REJECTS)
+
+
+def _readable(value: bytes | None) -> tuple[str | None, bool]:
+    if value is None:
+        return None, True
+    try:
+        return value.decode(), True
+    except UnicodeDecodeError:
+        return value.decode("utf-8", "backslashreplace"), False
+
+
+def states_table(scenes: Scenes, kept: Kept, origin: Origin) -> pa.Table:
+    """Rows of `schema.STATES` for the kept scenes whose source knows their state."""
+    state = column(scenes.records, "state").take(pa.array(kept.first_record))
+    known = state.is_valid()
+    n = pc.sum(known).as_py() or 0
+    columns = [
+        _constant(origin.dataset, n),
+        _constant(origin.version, n),
+        kept.keys.filter(known),
+        _constant(origin.split, n),
+        state.filter(known),
+    ]
+    return pa.Table.from_arrays(columns, schema=schema.STATES)
+
+
+# --- canonical digest ---------------------------------------------------------------------------------------------
+
+
+def rows_digest(table: pa.Table, *, without: tuple[str, ...] = ("version",)) -> str:
+    """sha256 (hex) of the rows, whatever wrote them: equal tables give equal digests under any pyarrow or writer.
+
+    Each leaf column adds its path, its lengths (lists and texts) and values as little-endian 64-bit integers or bytes, and
+    its validity, one byte a row. `version` is left out, so that two versions with the same rows can be recognised.
+    """
+    sha = hashlib.sha256()
+    for field in table.schema:
+        if field.name not in without:
+            _digest(sha, field.name, column(table, field.name))
+    return sha.hexdigest()
+
+
+def _digest(sha: hashlib._Hash, path: str, array: pa.Array) -> None:
+    sha.update(f"\0{path}:{len(array)}\0".encode())
+    valid = np.asarray(array.is_valid()).astype(np.uint8)
+    sha.update(valid.tobytes())
+    kind = array.type
+    if pa.types.is_large_list(kind):
+        offsets = np.asarray(array.offsets, np.int64)
+        sha.update(np.diff(offsets).astype("<i8").tobytes())
+        _digest(sha, path + "[]", array.values[int(offsets[0]) : int(offsets[-1])])
+    elif pa.types.is_struct(kind):
+        for i in range(kind.num_fields):
+            _digest(sha, f"{path}.{kind.field(i).name}", array.field(i))
+    elif pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        filled = array.fill_null("") if array.null_count else array
+        offsets = offsets_of(filled)
+        sha.update(np.diff(offsets).astype("<i8").tobytes())
+        if len(filled) and offsets[-1] > offsets[0]:
+            sha.update(filled.buffers()[2].slice(int(offsets[0]), int(offsets[-1] - offsets[0])))
+    else:
+        filled = array.fill_null(False if pa.types.is_boolean(kind) else 0) if array.null_count else array
+        sha.update(np.asarray(filled).astype("<i8").tobytes())
+
+
+# --- columns ------------------------------------------------------------------------------------------------------
+
+
+def _constant(value: str, n: int) -> pa.LargeStringArray:
+    return pa.repeat(pa.scalar(value, pa.large_string()), n)
+
+
+def _plain(array: pa.Array) -> pa.LargeStringArray:
+    """A dictionary array as large_string."""
+    return array.dictionary.cast(pa.large_string()).take(array.indices)
+
+
+def _lists(offsets: Ints, children: list[pa.Array], field: str) -> pa.Array:
+    """large_list<struct> of exactly the declared type, nested nullability included."""
+    kind = schema.SCENES.field(field).type
+    values = pa.StructArray.from_arrays(children, fields=list(kind.value_type))
+    return pa.LargeListArray.from_arrays(pa.array(offsets), values, type=kind)

@@ -1,0 +1,1 @@
+"""File formats as such: CSV, JSON, parquet, tar, lines of text."""

@@ -1,0 +1,99 @@
+"""JSON as people really write it: strict syntax, and texts as bytes even where they are no Unicode.
+
+Owns: parsing whole files and single lines. Does not own: what members mean.
+Invariant: a text that is not Unicode (a lone surrogate escape, a Windows-1252 byte) comes out as bytes that are not UTF-8, so
+that cleaning rejects that one text; it neither fails the file nor becomes another text (A10).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import orjson
+
+from infra.errors import InputError
+from pipelines.records import Input
+from pipelines.sources.formats.lines import read_all, read_lines
+
+
+class NotJson(ValueError):
+    """The bytes are not JSON; the message says where."""
+
+
+def parse(data: bytes) -> Any:
+    """The value of one JSON document. Texts that are not Unicode hold surrogates; see `encode`. Raises NotJson."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        pass
+    # Slower, but it also takes lone surrogates and, by surrogateescape, bytes outside UTF-8.
+    try:
+        return json.loads(data.decode("utf-8-sig", "surrogateescape"), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise NotJson(str(error)) from error
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise NotJson(f"{name} is not JSON")
+
+
+def encode(text: str) -> bytes:
+    """UTF-8 of a text out of `parse`; where that is impossible, the bytes that the file held, which are not UTF-8."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        pass
+    try:
+        raw = text.encode("utf-8", "surrogateescape")
+        raw.decode()
+    except UnicodeDecodeError:
+        return raw
+    except UnicodeEncodeError:
+        pass
+    # Escapes such as \\udcc3\\udca9 would come out as legal UTF-8, which nobody wrote.
+    return text.encode("utf-8", "surrogatepass")
+
+
+def show(value: Any) -> bytes:
+    """The JSON of a parsed value, for the text of a reject."""
+    return encode(json.dumps(value, ensure_ascii=False))
+
+
+def name_of(value: Any) -> str:
+    """What a JSON value is, in words."""
+    names = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "a text",
+        list: "a list",
+        dict: "an object",
+    }
+    return "null" if value is None else names[type(value)]
+
+
+def load(source: Input) -> Any:
+    """The JSON document that is the whole input. Raises InputError when it is not one."""
+    data = read_all(source)
+    try:
+        return parse(data)
+    except NotJson as error:
+        head = f"It begins with {data[:24]!r}." if data else "It is empty."
+        message = f"{source.uri} is not JSON: {error}. {head} Was the download cut short? Fetch it again."
+        raise InputError(message) from error
+
+
+def json_lines(source: Input) -> Iterator[tuple[int, bytes, dict[str, Any] | str]]:
+    """(line number from 0, raw line, its object) for each line that is not blank; instead of the object, what is wrong."""
+    for number, line in enumerate(read_lines(source)):
+        raw = line.rstrip(b"\r\n")
+        if not raw.strip():
+            continue
+        try:
+            value = parse(raw)
+        except NotJson as error:
+            yield number, raw, f"not JSON: {error}"
+            continue
+        yield number, raw, value if isinstance(value, dict) else f"the line is {name_of(value)}, not an object"

@@ -1,0 +1,257 @@
+"""Members of a tar, header after header; nothing is ever extracted.
+
+Owns: headers (ustar, GNU long names, pax), where payloads are, and a sentence for each way a tar can be broken.
+Does not own: what members mean (`tar_samples`).
+Invariant: every member of the archive is seen, or InputError says where it broke. `tarfile` and webdataset take a damaged header, or the
+seam of two tars joined by `cat`, for the end and lose the rest without a word; so only the header of one member is left to `tarfile`.
+An archive must have its end mark (512 zero bytes): a writer that died, or that nobody closed, leaves a tar that is whole but for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import IO, Final, cast
+
+from infra import storage
+from infra.errors import InputError
+from pipelines.records import Input
+from pipelines.sources.formats.arrow_columns import as_url
+from pipelines.sources.formats.lines import open_text
+
+BLOCK: Final = 512
+EXTENSION_BYTES_MAX: Final = 1 << 20
+"""Longest GNU name or pax header; real ones are a few hundred bytes."""
+
+MEMBER_BYTES_MAX: Final = 1 << 53
+
+FILE: Final = "file"
+FOLDER: Final = "folder"
+LINK: Final = "link"
+DEVICE: Final = "device"
+
+_KINDS: Final = {
+    **dict.fromkeys((tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE), FILE),
+    tarfile.DIRTYPE: FOLDER,
+    **dict.fromkeys((tarfile.LNKTYPE, tarfile.SYMTYPE), LINK),
+    **dict.fromkeys((tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE), DEVICE),
+}
+_PAX: Final = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
+_EXTENSIONS: Final = (*_PAX, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_END: Final = bytes(BLOCK)
+_GZIP: Final = b"\x1f\x8b"
+
+NOTHING_BYTES_MAX: Final = 10_240
+"""Size of an archive of nothing, as tar, tarfile and we write it; a longer file of zeros is a hole that a download or a disk left."""
+
+_BEGINNINGS: Final = (
+    (b"version https://git-lfs", "a Git LFS pointer, not the file; run `git lfs pull`"),
+    (b"PAR1", "parquet; name the tars only"),
+    (b"PK", "a zip archive; repack its files as a tar"),
+    (b"<", "an HTML or XML page, as a failed download leaves it; download the file again"),
+    (b"\x28\xb5\x2f\xfd", "zstd; decompress it first"),
+    (b"BZh", "bzip2; decompress it first"),
+    (b"\xfd7zXZ", "xz; decompress it first"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One entry. name: a byte outside UTF-8 is written `%NN`. offset: of its first header (a long name has one of its own); start, size: of its payload, in bytes."""
+
+    name: str
+    kind: str
+    offset: int
+    start: int
+    size: int
+
+    @property
+    def stop(self) -> int:
+        """Where the next header is: payloads are padded to whole blocks."""
+        return self.start + -(-self.size // BLOCK) * BLOCK
+
+
+@contextlib.contextmanager
+def open_tar(source: Input) -> Iterator[IO[bytes]]:
+    """The tar, decompressed when it is gzip. Raises InputError when it is missing or its gzip is cut short."""
+    with open_text(source) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def open_headers(source: Input) -> Iterator[IO[bytes]]:
+    """The tar for its headers: of a plain local file nothing is read but what is asked for, so payloads cost a seek. Raises as `open_tar`."""
+    is_local = not storage.is_remote(source.url)
+    if is_local and storage.read_range(source.url, 0, len(_GZIP)) != _GZIP:
+        with open(storage.absolute(source.url), "rb", buffering=0) as file:
+            yield cast(IO[bytes], file)
+        return
+    with open_tar(source) as packed:
+        yield packed
+
+
+def members(file: IO[bytes], source: Input, *, offset: int = 0) -> Iterator[Member]:
+    """The entries from the header at `offset` on; the caller may read elsewhere in between.
+
+    Raises InputError for what is no tar, a damaged header, a payload that is cut, a missing end mark and data behind it.
+    """
+    at, last = offset, None
+    defaults: dict[str, str] = {}
+    while member := _next(file, source, at, last, defaults):
+        yield member
+        at, last = member.stop, member
+
+
+def payload(file: IO[bytes], source: Input, member: Member) -> bytes:
+    """The bytes of a member. Raises InputError when the tar ends inside them."""
+    file.seek(member.start)
+    data = file.read(member.size)
+    if len(data) < member.size:
+        raise _cut(source, member, member.start + len(data))
+    return data
+
+
+def _next(file: IO[bytes], source: Input, at: int, last: Member | None, defaults: dict[str, str]) -> Member | None:
+    """The entry whose headers begin at `at`; None at the end mark. defaults: of global pax headers, grows."""
+    first = at
+    pax: dict[str, str] = {}
+    long_name: str | None = None
+    while True:
+        header = _header(file, source, at, last)
+        if header is None:
+            if at != first:
+                raise _damaged(source, first, f"a long name has no member; {_known(last)}")
+            return None
+        if header.type not in _EXTENSIONS:
+            break
+        data = _extension(file, source, at, header.size)
+        if header.type == tarfile.GNUTYPE_LONGNAME:
+            long_name = as_url(data.partition(b"\0")[0])
+        elif header.type in _PAX:
+            pax.update(_records(data, source, at))
+        elif header.type == tarfile.XGLTYPE:
+            defaults.update(_records(data, source, at))
+        at += BLOCK + -(-header.size // BLOCK) * BLOCK
+    return _member(source, header, (first, at + BLOCK), (long_name, {**defaults, **pax}))
+
+
+def _member(
+    source: Input,
+    header: tarfile.TarInfo,
+    place: tuple[int, int],
+    extended: tuple[str | None, Mapping[str, str]],
+) -> Member:
+    (offset, start), (long_name, pax) = place, extended
+    name = pax.get("path") or long_name or as_url(header.name.encode("utf-8", "surrogateescape"))
+    if header.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in pax):
+        message = f"The member {name!r} of {source.uri} (byte {offset:,}) is sparse, so its bytes are not those of the file. Repack the tar without `--sparse`."
+        raise InputError(message)
+    size = header.size
+    if "size" in pax:
+        size = int(pax["size"]) if re.fullmatch(r"[0-9]{1,20}", pax["size"]) else -1
+    if not 0 <= size < MEMBER_BYTES_MAX:
+        raise _damaged(source, offset, f"the member {name!r} claims {size:,} bytes")
+    kind = _KINDS.get(header.type, DEVICE)
+    if kind == FILE and name.endswith("/"):
+        kind = FOLDER
+    if kind != FILE and header.type in tarfile.SUPPORTED_TYPES:
+        size = 0  # by the standard no data follows a folder, a link or a device, whatever its size field says
+    return Member(name, kind, offset, start, size)
+
+
+def _header(file: IO[bytes], source: Input, at: int, last: Member | None) -> tarfile.TarInfo | None:
+    """The header at `at`; None when it is the end mark, which nothing but zeros may follow."""
+    file.seek(at)
+    block = file.read(BLOCK)
+    if block == _END:
+        _check_end(file, source, at, last)
+        return None
+    if len(block) < BLOCK:
+        end = file.seek(0, 2)
+        if last is not None and end < last.start + last.size:
+            raise _cut(source, last, end)
+        raise _ended(source, at, block, last)
+    try:
+        return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except (tarfile.TarError, ValueError) as error:
+        if at == 0:
+            raise InputError(f"{source.uri} is no tar: {_what_it_is(block)}.") from error
+        raise _damaged(source, at, f"{error}; {_known(last)}") from error
+
+
+def _check_end(file: IO[bytes], source: Input, at: int, last: Member | None) -> None:
+    seen = at + BLOCK
+    while data := file.read(BLOCK << 8):
+        if data.count(0) < len(data):
+            where = seen + next(place for place, byte in enumerate(data) if byte)
+            hint = (
+                "Two tars joined by `cat`? Name them one by one."
+                if at
+                else "A download that left a hole? Fetch it again."
+            )
+            raise InputError(
+                f"{source.uri} goes on at byte {where:,}, behind its end mark at {at:,} ({_known(last)}). {hint}"
+            )
+        seen += len(data)
+    if at == 0 and seen > NOTHING_BYTES_MAX:
+        raise InputError(
+            f"{source.uri} is {seen:,} bytes of zeros, as a download or a disk leaves a hole; a tar of nothing has {NOTHING_BYTES_MAX:,} at most. Fetch it again, or leave it out."
+        )
+
+
+def _known(last: Member | None) -> str:
+    return "no member comes before" if last is None else f"the last whole member is {last.name!r}"
+
+
+def _ended(source: Input, at: int, block: bytes, last: Member | None) -> InputError:
+    if at == 0:
+        found = "is empty (0 bytes), as a full disk leaves it" if not block else f"is no tar: {_what_it_is(block)}"
+        return InputError(f"{source.uri} {found}. Fetch it again, or leave it out.")
+    return InputError(
+        f"{source.uri} ends at byte {at + len(block):,} without an end mark; {_known(last)}. It was cut short, or its writer was not closed. Fetch it again; if it is known to be whole, `head -c 1024 /dev/zero >> FILE` adds the mark."
+    )
+
+
+def _cut(source: Input, member: Member, end: int) -> InputError:
+    return InputError(
+        f"{source.uri} ends at byte {end:,} inside its member {member.name!r}, which goes to {member.start + member.size:,}. The tar was cut short; fetch it again."
+    )
+
+
+def _damaged(source: Input, at: int, what: str) -> InputError:
+    return InputError(f"{source.uri} is damaged at byte {at:,}: {what}. Fetch it again, or leave it out.")
+
+
+def _what_it_is(block: bytes) -> str:
+    found = next((words for beginning, words in _BEGINNINGS if block.startswith(beginning)), None)
+    return f"it is {found}" if found else f"it begins with {block[:8]!r}; name tars only"
+
+
+# --- extended headers ---------------------------------------------------------------------------------------------
+
+
+def _extension(file: IO[bytes], source: Input, at: int, size: int) -> bytes:
+    if not 0 <= size <= EXTENSION_BYTES_MAX:
+        raise _damaged(source, at, f"an extended header claims {size:,} bytes")
+    data = file.read(size)
+    if len(data) < size:
+        raise _damaged(source, at, "the tar ends inside an extended header")
+    return data
+
+
+def _records(data: bytes, source: Input, at: int) -> dict[str, str]:
+    """Keys and values of a pax header: records `LENGTH KEY=VALUE\\n`, POSIX.1-2001."""
+    found: dict[str, str] = {}
+    rest = data
+    while rest.strip(b"\0"):
+        digits, _, _ = rest[:21].partition(b" ")
+        length = int(digits) if digits.isdigit() else 0
+        key, equals, value = rest[len(digits) + 1 : length].partition(b"=")
+        if not equals or length > len(rest) or not value.endswith(b"\n"):
+            raise _damaged(source, at, f"a pax header holds {rest[:24]!r}")
+        found[as_url(key)] = as_url(value[:-1])
+        rest = rest[length:]
+    return found

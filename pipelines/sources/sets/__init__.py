@@ -1,0 +1,1 @@
+"""Published caption sets, one module a set and its parts."""

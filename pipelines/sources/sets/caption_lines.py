@@ -1,0 +1,198 @@
+"""Caption files of Flickr8k and Flickr30k that hold one caption a line, in the forms that go round.
+
+  token        `1000092795.jpg#0<TAB>Two young guys ...`, as the authors published it
+  piped        `1000092795.jpg| 0| Two young guys ...` below a header, Kaggle's results.csv
+  comma        CSV with quotes below a header with `image` and `caption`, Kaggle's captions.txt
+  annotations  CSV below a header with `raw`, a JSON list of the captions of one picture (flickr_annotations_30k.csv)
+
+Owns: recognising the form by the first line, and a line's picture, number and caption. Does not own: which files are read, splits.
+Invariant: every line that is not blank, header aside, is an entry, and every entry is a text. What is no caption of a picture is
+broken; a caption that the next line seems to continue is broken too, since half a caption would pass for a whole one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from infra.errors import InputError
+from pipelines.records import Input
+from pipelines.sources.formats.delimited import BOM, Malformed, encoded, read_csv
+from pipelines.sources.formats.documents import NotJson, encode, name_of, parse, show
+from pipelines.sources.formats.lines import open_text, read_lines
+from pipelines.sources.formats.names import listed
+
+TOKEN: Final = "token"
+PIPED: Final = "piped"
+COMMA: Final = "comma"
+ANNOTATIONS: Final = "annotations"
+
+PICTURE_COLUMNS: Final = ("image", "image_name", "filename")
+CAPTION_COLUMNS: Final = ("caption", "comment", "raw")
+SPLIT_COLUMN: Final = "split"
+
+_BLOCK_BYTES: Final = 1 << 20
+_PICTURE = re.compile(rb"[^\s/#|,\"]+\.(?:jpe?g|png)", re.IGNORECASE)
+_ROW = re.compile(rb"\n\"?[^\s/#|,\"]+\.(?:jpe?g|png)\"?\s*,", re.IGNORECASE)
+_TOKEN = re.compile(rb"(\S+)#(\d+)\t(.*)", re.DOTALL)
+_PIPED = re.compile(rb"([^|]*?)\s*\|\s*(\d+)\s*\|\s?(.*)", re.DOTALL)
+_PIPED_ONCE = re.compile(rb"([^|]*?)\s*\|\s*(\d)\s+([^|]*)", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One caption as a line gives it.
+
+    row: of the line below the header, from 0. picture: file name, null when the line names none. field: where in the line the
+    text is. broken: `reason: detail`, or null. is_mended: a separator was missing and its place is sure.
+    """
+
+    row: int
+    picture: str | None
+    field: str
+    text: bytes | None
+    split: str | None = None
+    broken: str | None = None
+    is_mended: bool = False
+
+
+def form_of(source: Input) -> str:
+    """TOKEN, PIPED, COMMA or ANNOTATIONS, by the first line. Raises InputError that shows the line."""
+    first = next((line.rstrip(b"\r\n") for line in _lines(source)), b"")
+    names = [name.strip().lower() for name in first.decode("latin-1").split("|")]
+    if len(names) > 1 and names[0] in PICTURE_COLUMNS and names[-1] in CAPTION_COLUMNS:
+        return PIPED
+    names = [name.strip().lower() for name in first.decode("latin-1").split(",")]
+    if set(names) & set(PICTURE_COLUMNS) and set(names) & set(CAPTION_COLUMNS):
+        return ANNOTATIONS if "raw" in names else COMMA
+    if _TOKEN.fullmatch(first) and b"\r" not in first:
+        return TOKEN
+    shown = "it is empty" if not first else f"its first line is {first[:80]!r}"
+    if b"\r" in first:
+        shown = "its lines end in CR alone; convert them, for example with `tr '\\r' '\\n'`"
+    message = f"{source.uri} is no caption file of Flickr8k or Flickr30k: {shown}. Known are `NAME.jpg#0<TAB>caption`, `image,caption` and `image_name| comment_number| comment`."
+    raise InputError(message)
+
+
+def entries(source: Input, form: str) -> Iterator[Entry]:
+    """The captions of a file of that form, in the order of its lines."""
+    if form in (TOKEN, PIPED):
+        yield from _unfinished(_matched(source, form), form)
+    else:
+        yield from _tabular(source, is_list=form == ANNOTATIONS)
+
+
+def ends_in_a_line(source: Input) -> bool:
+    """Whether the last line has its line end; a file that was cut short seldom does."""
+    with open_text(source) as file:
+        last = b""
+        while block := file.read(_BLOCK_BYTES):
+            last = block
+    return not last or last.endswith(b"\n")
+
+
+def _lines(source: Input) -> Iterator[bytes]:
+    for number, line in enumerate(read_lines(source)):
+        line = line.removeprefix(BOM) if number == 0 else line
+        if line.strip():
+            yield line
+
+
+def _matched(source: Input, form: str) -> Iterator[Entry]:
+    is_header = form == PIPED
+    for row, line in enumerate(read_lines(source), start=-1 if form == PIPED else 0):
+        line = line.removeprefix(BOM).rstrip(b"\r\n")
+        if not line.strip() or is_header:
+            is_header = is_header and not line.strip()
+            continue
+        is_mended = False
+        match = (_TOKEN if form == TOKEN else _PIPED).fullmatch(line)
+        if match is None and form == PIPED:
+            match = _PIPED_ONCE.fullmatch(line)
+            is_mended = match is not None
+        if match is None:
+            yield Entry(row=row, picture=None, field="line", text=line, broken=f"malformed_record: no {_words(form)}")
+            continue
+        field = f"caption[{int(match[2])}]" if len(match[2]) < 4 else "caption"
+        yield _named(Entry(row=row, picture=None, field=field, text=match[3], is_mended=is_mended), match[1])
+
+
+def _words(form: str) -> str:
+    return "`NAME.jpg#0<TAB>caption`" if form == TOKEN else "`NAME.jpg| 0| caption`"
+
+
+def _unfinished(every: Iterator[Entry], form: str) -> Iterator[Entry]:
+    """A caption with a line break inside is cut by it: the line before one that does not parse is broken as well."""
+    before: Entry | None = None
+    for entry in every:
+        if before is not None:
+            # The stray `.jpg.1#0` of Flickr8k names no picture either, but it is no continuation.
+            goes_on = entry.field == "line" or (form == PIPED and entry.picture is None)
+            if goes_on and before.broken is None:
+                cut = "malformed_record: the next line is none of a caption, so this caption may go on in it"
+                before = replace(before, broken=cut)
+            yield before
+        before = entry
+    if before is not None:
+        yield before
+
+
+def _tabular(source: Input, *, is_list: bool) -> Iterator[Entry]:
+    header, rows = read_csv(source, ",")
+    names = [name.strip().lower() for name in header]
+    picture = _place(source, names, PICTURE_COLUMNS)
+    caption = _place(source, names, CAPTION_COLUMNS)
+    split = names.index(SPLIT_COLUMN) if SPLIT_COLUMN in names else None
+    for row, cells in enumerate(rows):
+        if isinstance(cells, Malformed):
+            broken = f"malformed_record: {cells.detail}"
+            yield Entry(row=row, picture=None, field="line", text=cells.raw, broken=broken)
+            continue
+        named = None if split is None else encoded(cells[split]).decode("utf-8", "backslashreplace").strip()
+        text = encoded(cells[caption])
+        if _ROW.search(text):
+            # A quote that was not closed has taken other rows for a caption; each of them is a text that was lost.
+            for line in text.split(b"\n"):
+                broken = "malformed_record: a quote is not closed, so rows stand inside a caption"
+                yield Entry(row=row, picture=None, field="line", text=line, broken=broken)
+            continue
+        found = _listed(text) if is_list else [Entry(row=row, picture=None, field="caption", text=text)]
+        for entry in found:
+            yield _named(replace(entry, row=row, split=named), encoded(cells[picture]).strip())
+
+
+def _place(source: Input, names: list[str], wanted: tuple[str, ...]) -> int:
+    found = [place for place, name in enumerate(names) if name in wanted]
+    if len(found) != 1:
+        message = f"{source.uri} has {len(found)} columns that could be meant by {wanted[0]!r} ({listed(names)}). One of {listed(wanted)} is needed."
+        raise InputError(message)
+    return found[0]
+
+
+def _listed(raw: bytes) -> Iterator[Entry]:
+    """The texts of a JSON list in a cell."""
+    try:
+        value = parse(raw)
+    except NotJson as error:
+        value = error
+    if not isinstance(value, list):
+        detail = f"not JSON: {value}" if isinstance(value, NotJson) else f"{name_of(value)}, not a list of texts"
+        yield Entry(row=0, picture=None, field="raw", text=raw, broken=f"malformed_record: `raw` is {detail}")
+        return
+    for place, text in enumerate(value):
+        field = f"raw[{place}]"
+        if text is None or isinstance(text, str):
+            yield Entry(row=0, picture=None, field=field, text=None if text is None else encode(text))
+        else:
+            broken = f"malformed_record: `{field}` is {name_of(text)}, not a text"
+            yield Entry(row=0, picture=None, field=field, text=show(text), broken=broken)
+
+
+def _named(entry: Entry, picture: bytes) -> Entry:
+    """The entry with its picture, or broken when that is no file name of a picture."""
+    if _PICTURE.fullmatch(picture) and picture.isascii():
+        return replace(entry, picture=picture.decode())
+    broken = f"malformed_record: {picture[:80].decode('utf-8', 'backslashreplace')!r} is no file name of a picture"
+    return replace(entry, broken=entry.broken or broken, is_mended=False)

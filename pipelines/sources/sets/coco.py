@@ -1,0 +1,173 @@
+"""COCO captions in the three layouts that go round: the official JSON, Karpathy's, and BLIP's lists.
+
+Owns: which files are read, splits, pieces. Does not own: the layouts (`coco_layouts`), or how many captions a picture should have;
+the real number is 5 to 7 and all are kept (A6). Karpathy's Flickr30k and Flickr8k files have his layout and are read as well.
+Invariant: a scene is named by the number of its picture (`42`), in every layout and year, so that they join; captions are in the
+order of their ids, never of the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from catalog.schema import SPLIT_PATTERN
+from infra.errors import ConfigError, InputError
+from pipelines.records import Batch, Input, Piece, Source, Survey
+from pipelines.sources.formats.documents import load
+from pipelines.sources.formats.names import NO_WRITERS, base, listed
+from pipelines.sources.formats.rows import Builder
+from pipelines.sources.sets.coco_layouts import KARPATHY, Picture, dataset_of, layout_of, pictures
+
+RESTVAL: Final = ("train", "keep", "drop")
+MEANINGS: Final = {
+    "id / cocoid / file name": "scene id",
+    "file_name / filepath, filename / image": "image uri",
+    "width": "image width",
+    "height": "image height",
+    "caption / sentences.raw": "text:human",
+}
+
+_CAPTION_FILE = re.compile(r"captions_.*\.json|dataset_.*\.json|.*karpathy.*\.json", re.IGNORECASE)
+_SPLIT = re.compile(r"(?:^|[_-])(train|val|test)(?:\d{4})?(?=[._-])")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coco(Source):
+    """COCO captions. All captions of all pictures; a picture without captions is kept as a record."""
+
+    split: str = ""
+    "Split of files that do not say it themselves. Empty: from the file name (`captions_val2017.json` is val)."
+    restval: str = "train"
+    "Karpathy's 30,504 pictures `restval`: `train` joins them to train as the papers do, `keep` leaves the name, `drop` leaves them out."
+
+    name = "coco"
+    bad_passes = 5
+    grouped = True
+    needs_input = True
+    repairs_byte_escapes = False
+    writers = NO_WRITERS
+
+    def __post_init__(self) -> None:
+        if self.restval not in RESTVAL:
+            raise ConfigError(f"The option source.restval={self.restval!r} is not one of {', '.join(RESTVAL)}.")
+        if self.split and not SPLIT_PATTERN.fullmatch(self.split):
+            message = f"The option source.split={self.split!r} is no split name (lower-case letters, digits, `_`)."
+            raise ConfigError(message)
+
+    def reads(self, name: str) -> bool:
+        """JSON, plain or gzipped."""
+        return base(name).lower().endswith(".json")
+
+    def survey(self, inputs: Sequence[Input], limit: int | None) -> Survey:
+        """Parses every file. Raises InputError for other JSON, and for a picture that two files hold."""
+        files, notes = _of_one_set(*_caption_files(inputs))
+        pieces: list[Piece] = []
+        formats: set[str] = set()
+        holders: dict[str, str] = {}
+        uris: dict[str, str | None] = {}
+        restval = 0
+        for source in files:
+            document = load(source)
+            formats.add(layout_of(document, uri=source.uri))
+            left = None if limit is None else limit - sum(piece.stop for piece in pieces)
+            scenes: dict[str, set[str]] = {}
+            stop = 0
+            for picture in self._pictures(document, source):
+                if picture.id is not None and uris.setdefault(picture.id, picture.uri) != picture.uri:
+                    message = f"Picture {picture.id} of {source.uri} is {uris[picture.id]} and {picture.uri}: two files of one name, whose captions would become one scene. Rename one, or give the entries a `cocoid`."
+                    raise InputError(message)
+                if picture.id is not None and holders.setdefault(picture.id, source.uri) != source.uri:
+                    message = f"Picture {picture.id} is in {holders[picture.id]} and in {source.uri}. Files of 2014, 2017 and Karpathy hold the same pictures under other splits; name the files of one."
+                    raise InputError(message)
+                if picture.is_orphan or (left is not None and picture.row >= left):
+                    continue
+                stop = picture.row + 1
+                restval += picture.split == "restval"
+                if split := self._named(picture.split):
+                    scenes.setdefault(split, set()).add(picture.id or "")
+            if stop or left is None:
+                counts = {split: len(ids) for split, ids in sorted(scenes.items())}
+                pieces.append(Piece(input=source, start=0, stop=stop, scenes_by_split=counts))
+        if restval:
+            words = {"train": "are read as train", "keep": "keep their own split", "drop": "are left out"}
+            notes.append(f"{restval:,} pictures of the split restval {words[self.restval]} (`source.restval`)")
+        layouts = " and ".join(sorted(formats))
+        return Survey(
+            format=f"COCO captions, {layouts} layout", pieces=pieces, columns=MEANINGS, notes=notes, cuttable=False
+        )
+
+    def read(self, piece: Piece) -> Iterator[Batch]:
+        """Pictures [start, stop) of one file; its orphans come with the piece that begins at 0."""
+        source = piece.input
+        if source is None:
+            raise InputError("A piece of COCO names no input.")
+        builder = Builder(source.uri)
+        for picture in self._pictures(load(source), source):
+            inside = piece.start == 0 if picture.is_orphan else piece.start <= picture.row < piece.stop
+            split = self._named(picture.split)
+            if not inside or not split:
+                continue
+            if builder.is_full:
+                yield builder.build()
+            builder.record(
+                picture.id, split, picture.row, image_uri=picture.uri, width=picture.width, height=picture.height
+            )
+            for field, text, broken in picture.texts:
+                builder.text(field, "human", text, broken)
+        if not builder.is_empty:
+            yield builder.build()
+
+    def _pictures(self, document: object, source: Input) -> Iterator[Picture]:
+        says_split = layout_of(document, uri=source.uri) == KARPATHY
+        if says_split and self.split:
+            message = f"{source.uri} names the split of each picture, but source.split={self.split!r} names one for all. Leave the option out."
+            raise InputError(message)
+        split = self.split or ("" if says_split else _split_of(source))
+        return pictures(document, uri=source.uri, split=split)
+
+    def _named(self, split: str) -> str | None:
+        """The split of our records; None: left out."""
+        if split != "restval" or self.restval == "keep":
+            return split
+        return "train" if self.restval == "train" else None
+
+
+def _caption_files(inputs: Sequence[Input]) -> tuple[list[Input], list[str]]:
+    """Files with a known name, else every JSON file; the zip of COCO also holds boxes and keypoints."""
+    every = sorted((i for i in inputs if base(i.uri).lower().endswith(".json")), key=lambda i: i.uri)
+    known = [i for i in every if _CAPTION_FILE.fullmatch(base(i.uri))]
+    files = known or every
+    if not files:
+        message = f"None of the inputs is JSON by its name: {listed([i.uri for i in inputs])}. Name `captions_*.json` or Karpathy's `dataset_coco.json`."
+        raise InputError(message)
+    skipped = len(inputs) - len(files)
+    return files, [f"{skipped} inputs are no caption files by their names and are not read"] if skipped else []
+
+
+def _of_one_set(files: list[Input], notes: list[str]) -> tuple[list[Input], list[str]]:
+    """The archive of Karpathy's files holds COCO, Flickr8k and Flickr30k: of several sets only COCO is read.
+
+    Raises InputError for several sets without it.
+    """
+    karpathy = [source for source in files if base(source.uri).startswith("dataset_")]
+    said = {source.uri: "coco" for source in files} | {s.uri: dataset_of(load(s)) or "coco" for s in karpathy}
+    if len(set(said.values())) == 1:
+        return files, notes
+    kept = [source for source in files if said[source.uri] == "coco"]
+    others = [f"{uri} ({name})" for uri, name in said.items() if name != "coco"]
+    if not kept:
+        raise InputError(f"The inputs are of several datasets: {listed(others)}. Name the files of one.")
+    return kept, [*notes, f"files of other datasets are not read: {listed(others)}"]
+
+
+def _split_of(source: Input) -> str:
+    match = _SPLIT.search(base(source.uri))
+    if not match:
+        message = (
+            f"The name {source.uri} does not say its split (train, val, test). Say it with `--set source.split=<name>`."
+        )
+        raise InputError(message)
+    return match[1]

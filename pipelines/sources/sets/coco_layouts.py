@@ -1,0 +1,197 @@
+"""The three layouts of COCO captions, parsed into pictures with their texts.
+
+Owns: members of each layout and what is wrong with an entry. Does not own: files, options, batches.
+Invariant: every annotation, sentence or list entry is one text of exactly one picture; one that belongs to no listed picture, or does
+not parse, is a text with `broken` set. A picture that cannot be named fails the file: its captions could not be told apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from catalog.schema import SPLIT_PATTERN
+from infra.errors import InputError
+from pipelines.sources.formats.arrow_columns import as_url
+from pipelines.sources.formats.documents import encode, name_of, show
+from pipelines.sources.formats.names import listed, picture_id
+
+Text: TypeAlias = tuple[str, bytes | None, str | None]
+"""(field, text, broken)."""
+
+OFFICIAL: Final = "official"
+KARPATHY: Final = "Karpathy"
+BLIP: Final = "BLIP list"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """One record: `row` is its place in `images` (or in the list). An orphan is an annotation of a picture that is not listed."""
+
+    row: int
+    id: str | None
+    split: str
+    uri: str | None = None
+    width: int | None = None
+    height: int | None = None
+    texts: list[Text] = field(default_factory=list)
+    is_orphan: bool = False
+
+
+def layout_of(document: Any, *, uri: str) -> str:
+    """OFFICIAL, KARPATHY or BLIP. Raises InputError for another one, with what was found."""
+    if isinstance(document, dict) and isinstance(images := document.get("images"), list):
+        annotations = document.get("annotations")
+        if isinstance(annotations, list) and any(isinstance(a, dict) and "caption" in a for a in annotations):
+            return OFFICIAL
+        if any(isinstance(image, dict) and "sentences" in image for image in images):
+            return KARPATHY
+    if isinstance(document, list) and any(isinstance(e, dict) and "image" in e and "caption" in e for e in document):
+        return BLIP
+    found = f"an object with {listed(list(document))}" if isinstance(document, dict) else name_of(document)
+    message = f"{uri} is {found}, but holds no captions in a layout of COCO. Name `captions_*.json`, Karpathy's `dataset_*.json` or BLIP's `coco_karpathy_*.json`."
+    raise InputError(message)
+
+
+def dataset_of(document: Any) -> str | None:
+    """The dataset that Karpathy's file says it is of; None when it does not, or is in another layout."""
+    said = document.get("dataset") if isinstance(document, dict) else None
+    return said if isinstance(said, str) else None
+
+
+def pictures(document: Any, *, uri: str, split: str) -> Iterator[Picture]:
+    """The pictures in the order of the file, then the orphans. split: of layouts that do not say it themselves."""
+    layout = layout_of(document, uri=uri)
+    if layout == OFFICIAL:
+        yield from _official(document, uri=uri, split=split)
+    elif layout == KARPATHY:
+        for row, image in enumerate(document["images"]):
+            yield _karpathy(image, row, uri=uri)
+    else:
+        for row, entry in enumerate(document):
+            yield _blip(entry, row, split=split)
+
+
+def _official(document: dict[str, Any], *, uri: str, split: str) -> Iterator[Picture]:
+    ids = [_official_id(image, row, uri=uri) for row, image in enumerate(document["images"])]
+    known = set(ids)
+    if len(known) < len(ids):
+        twice = next(id_ for id_, times in Counter(ids).items() if times > 1)
+        message = f"`images` of {uri} lists the id {twice} twice, so it is not clear which picture its captions describe. Is the file two files joined?"
+        raise InputError(message)
+    texts: dict[str, list[tuple[Any, bytes | None, str | None]]] = defaultdict(list)
+    orphans = []
+    seen: set[Any] = set()
+    for place, annotation in enumerate(document["annotations"]):
+        image = _id(annotation.get("image_id")) if isinstance(annotation, dict) else None
+        text, broken = _caption(annotation)
+        if image is None:
+            broken = broken or "malformed_record: the annotation names no image"
+        elif image not in known:
+            broken = (
+                f"missing_image: annotation {annotation.get('id')} names image {image}, which `images` does not list"
+            )
+        elif (key := _order(annotation.get("id"), place))[:2] in seen:
+            broken = f"malformed_record: the annotation id {annotation.get('id')} stands twice"
+        else:
+            seen.add(key[:2])
+        if image is None or image not in known:
+            orphans.append(
+                Picture(row=place, id=None, split=split, texts=[("annotations", text, broken)], is_orphan=True)
+            )
+        else:
+            texts[image].append((_order(annotation.get("id"), place), text, broken))
+    for row, (image, entry) in enumerate(zip(ids, document["images"], strict=True)):
+        ordered = sorted(texts.get(image, []), key=lambda found: found[0])
+        yield Picture(
+            row=row,
+            id=image,
+            split=split,
+            uri=_uri(entry.get("file_name")),
+            width=_pixels(entry.get("width")),
+            height=_pixels(entry.get("height")),
+            texts=[(f"caption[{n}]", text, broken) for n, (_, text, broken) in enumerate(ordered)],
+        )
+    yield from orphans
+
+
+def _official_id(image: Any, row: int, *, uri: str) -> str:
+    id_ = _id(image.get("id")) if isinstance(image, dict) else None
+    if id_ is None:
+        raise InputError(f"images[{row}] of {uri} has no id, so no caption can name it. Is it a captions file of COCO?")
+    return id_
+
+
+def _order(id_: Any, place: int) -> tuple[int, Any, int]:
+    """Sorts by number, then by other ids as text, then by place for annotations without one."""
+    if isinstance(id_, int):
+        return 0, id_, place
+    return (2, place, place) if id_ is None else (1, str(id_), place)
+
+
+def _caption(annotation: Any) -> tuple[bytes | None, str | None]:
+    if not isinstance(annotation, dict):
+        return show(annotation), f"malformed_record: the annotation is {name_of(annotation)}, not an object"
+    return _text(annotation.get("caption"))
+
+
+def _text(caption: Any) -> tuple[bytes | None, str | None]:
+    if caption is None:
+        return None, None
+    if isinstance(caption, str):
+        return encode(caption), None
+    return show(caption), f"malformed_record: the caption is {name_of(caption)}, not a text"
+
+
+def _karpathy(image: Any, row: int, *, uri: str) -> Picture:
+    if not isinstance(image, dict) or not isinstance(name := image.get("filename"), str):
+        raise InputError(f"images[{row}] of {uri} has no `filename`, so its captions name no picture.")
+    split, sentences = image.get("split"), image.get("sentences")
+    if not isinstance(split, str) or not SPLIT_PATTERN.fullmatch(split) or not isinstance(sentences, list):
+        message = f"images[{row}] of {uri} ({name}) has split {split!r} and {name_of(sentences)} of sentences; a split name and a list are needed."
+        raise InputError(message)
+    found = []
+    for place, sentence in enumerate(sentences):
+        if isinstance(sentence, dict):
+            found.append((_order(sentence.get("sentid"), place), *_text(sentence.get("raw"))))
+        else:
+            broken = f"malformed_record: the sentence is {name_of(sentence)}, not an object"
+            found.append((_order(None, place), show(sentence), broken))
+    found.sort(key=lambda sentence: sentence[0])
+    path = image.get("filepath")
+    return Picture(
+        row=row,
+        id=_id(image.get("cocoid")) or picture_id(as_url(encode(name))),
+        split=split,
+        uri=_uri(f"{path}/{name}" if isinstance(path, str) and path else name),
+        texts=[(f"sentences[{n}]", text, broken) for n, (_, text, broken) in enumerate(found)],
+    )
+
+
+def _blip(entry: Any, row: int, *, split: str) -> Picture:
+    if not isinstance(entry, dict) or not isinstance(path := entry.get("image"), str):
+        broken = f"malformed_record: the entry is {name_of(entry)} without `image`"
+        return Picture(row=row, id=None, split=split, texts=[("caption", show(entry), broken)], is_orphan=True)
+    caption = entry.get("caption")
+    captions = (
+        [(f"caption[{n}]", c) for n, c in enumerate(caption)] if isinstance(caption, list) else [("caption", caption)]
+    )
+    uri = as_url(encode(path))
+    return Picture(row=row, id=picture_id(uri), split=split, uri=uri, texts=[(name, *_text(c)) for name, c in captions])
+
+
+def _id(value: Any) -> str | None:
+    """Decimal string of a numeric id; another text as it is; None for anything else."""
+    if isinstance(value, str) and value:
+        return str(int(value)) if value.isascii() and value.isdigit() else as_url(encode(value))
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _uri(value: Any) -> str | None:
+    return as_url(encode(value)) if isinstance(value, str) else None
+
+
+def _pixels(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else None

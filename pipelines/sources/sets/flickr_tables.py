@@ -1,0 +1,126 @@
+"""Flickr30k as parquet on the Hugging Face hub: one row a picture, with the list of its captions.
+
+Owns: the columns of both public layouts (`nlphuji/flickr30k` with a split column, `lmms-lab/flickr30k` without), embedded pictures.
+Does not own: footers and cuts (`footers`), what a split is called.
+Invariant: captions are read without the pictures that lie in the same row groups, unless pictures are asked for; then a piece has at
+most PICTURE_ROWS rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from infra.errors import InputError
+from pipelines.records import Batch, Input, Piece
+from pipelines.sources.formats import arrow_columns, footers
+from pipelines.sources.formats.embedded_images import carried
+from pipelines.sources.formats.names import base, picture_id
+
+CAPTION: Final = "caption"
+NAME: Final = "filename"
+SPLIT: Final = "split"
+PICTURE: Final = "image"
+PICTURE_ROWS: Final = 1_000
+"""About 140 MB of pictures of Flickr30k."""
+PICTURE_BATCH_BYTES: Final = 64 << 20
+
+_SPLIT = re.compile(r"([a-z]+)-\d+-of-\d+\.parquet")
+
+
+def split_by_name(source: Input) -> str:
+    """`test` of `test-00000-of-00009.parquet`; nothing for another name."""
+    match = _SPLIT.fullmatch(base(source.uri))
+    return match[1] if match else ""
+
+
+def pieces(
+    source: Input, left: int | None, split: Callable[[str | None, str | None], str], pictures: bool
+) -> Iterator[tuple[Piece, set[str]]]:
+    """Pieces of one file with the scene ids in them. Reads the names and splits alone.
+
+    Raises InputError for a column that is absent or of another type.
+    """
+    footer = footers.footers([source])[0]
+    _check(footer, pictures)
+    rows = footer.rows if left is None else min(left, footer.rows)
+    cuts = list(footers.cuts(footer.row_groups, rows))
+    if pictures:
+        cuts = [(at, min(at + PICTURE_ROWS, stop)) for start, stop in cuts for at in range(start, stop, PICTURE_ROWS)]
+    for start, stop in cuts:
+        counts: dict[str, int] = {}
+        ids: set[str] = set()
+        for first, batch in footers.read_rows(source, start, stop, [NAME, SPLIT]):
+            for place, (id_, name) in enumerate(zip(*_named(batch, split), strict=True)):
+                counts[name] = counts.get(name, 0) + 1
+                ids.add(id_ if id_ is not None else f"#{first + place}")
+        yield Piece(input=source, start=start, stop=stop, scenes_by_split=dict(sorted(counts.items()))), ids
+
+
+def read(
+    source: Input, start: int, stop: int, split: Callable[[str | None, str | None], str], pictures: bool
+) -> Iterator[Batch]:
+    """Rows [start, stop) of one file."""
+    wanted = [CAPTION, NAME, SPLIT, *([PICTURE] if pictures else [])]
+    limit = PICTURE_BATCH_BYTES if pictures else footers.BATCH_BYTES
+    for first, batch in footers.read_rows(source, start, stop, wanted, batch_bytes=limit):
+        count = batch.num_rows
+        ids, splits = _named(batch, split)
+        columns: dict[str, Any] = {
+            "source_id": pa.array(ids, pa.large_string()),
+            "split": pa.array(splits, pa.string()).dictionary_encode(),
+            "source_uri": arrow_columns.constant(source.uri, count),
+            "source_row": pa.array(np.arange(first, first + count, dtype=np.int64)),
+            "image_uri": arrow_columns.as_text(batch.column(NAME))[0],
+        }
+        if pictures:
+            columns |= picture_columns(batch.column(PICTURE))
+        yield arrow_columns.batch(count, columns, [arrow_columns.strand(batch.column(CAPTION), CAPTION, "human")])
+
+
+def picture_columns(column: pa.Array) -> dict[str, pa.Array]:
+    """Columns of RECORDS for a column of pictures as `datasets` stores them: struct<bytes, path>."""
+    found = [None if raw is None else carried(raw) for raw in pc.struct_field(column, "bytes").to_pylist()]
+    return {
+        "image": pa.array([None if f is None else f.data for f in found], pa.large_binary()),
+        "image_sha256": pa.array([None if f is None else f.sha256 for f in found], pa.large_string()),
+        "width": pa.array([None if f is None else f.width for f in found], pa.int32()),
+        "height": pa.array([None if f is None else f.height for f in found], pa.int32()),
+    }
+
+
+def is_picture(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds pictures as `datasets` stores them."""
+    if not pa.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
+        return False
+    inner = kind.field("bytes").type
+    return bool(pa.types.is_binary(inner) or pa.types.is_large_binary(inner))
+
+
+def _named(batch: pa.RecordBatch, split: Callable[[str | None, str | None], str]) -> tuple[list[str | None], list[str]]:
+    """Scene ids and splits of the rows."""
+    names = arrow_columns.as_text(batch.column(NAME))[0].to_pylist()
+    ids = [picture_id(name) or None if name else None for name in names]
+    said: list[str | None] = [None] * len(ids)
+    if SPLIT in batch.schema.names:
+        said = arrow_columns.as_text(batch.column(SPLIT))[0].fill_null("").to_pylist()
+    return ids, [split(id_, one) for id_, one in zip(ids, said, strict=True)]
+
+
+def _check(footer: footers.Footer, pictures: bool) -> None:
+    uri = footer.input.uri
+    kind = footers.column_type(footer, CAPTION)
+    if not arrow_columns.is_text_list(kind) and not arrow_columns.is_text(kind):
+        raise InputError(f"Column {CAPTION!r} of {uri} is {kind}, not a text or a list of texts. Is it Flickr30k?")
+    for name in (NAME, SPLIT):
+        if name == SPLIT and name not in footer.schema.names:
+            continue
+        if not arrow_columns.is_text(kind := footers.column_type(footer, name)):
+            raise InputError(f"Column {name!r} of {uri} is {kind}, not a text. Is it Flickr30k?")
+    if pictures and not is_picture(kind := footers.column_type(footer, PICTURE)):
+        raise InputError(f"Column {PICTURE!r} of {uri} is {kind}, and holds no pictures. Leave source.pictures out.")

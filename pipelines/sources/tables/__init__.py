@@ -1,0 +1,1 @@
+"""Any table of captions: parquet, CSV, JSON lines."""

@@ -1,0 +1,1 @@
+"""Tars of samples: webdataset and img2dataset."""

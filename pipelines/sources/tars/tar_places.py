@@ -1,0 +1,120 @@
+"""What the place of a tar says: the split of its samples, and the name by which a sample without an id of its own is known.
+
+Owns: splits by name, labels, and uris that hold what was decided by them. Does not own: which tars there are (`discovery`).
+Invariant: split and label depend on the name of the tar and of the folder that it lies in, never on which folder above was named; and
+what a folder decides stands in the uri, so that it is part of the version.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from catalog.schema import SPLIT_PATTERN
+from infra import storage
+from infra.errors import ConfigError, InputError
+from infra.storage import archives
+from pipelines.records import Input
+from pipelines.sources.formats.names import listed
+from pipelines.sources.tables import column_roles
+
+_SPLITS: Final = {
+    "train": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+}
+_WORD: Final = re.compile(rf"({'|'.join(_SPLITS)})\d*")
+"""`val`, `train2017`; no part of another word (`latest`, `trainset`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tar(Input):
+    """A tar and what its place says. label: `NAME.tar`, or `val/NAME.tar` in a folder of a split; None: another input has the same."""
+
+    split: str
+    label: str | None
+
+    def fallback(self, key: str) -> str:
+        """Id of a sample that names no picture. Raises InputError when it would name a sample of another tar too."""
+        if self.label is None:
+            message = f"The sample {key!r} of {self.uri} names no picture (sha256, uid), and another input is named like this tar, so its name and the key would be one id for two scenes. Rename the tars, ingest them apart, or name the field of the id with `--set source.id=<field>`."
+            raise InputError(message)
+        return f"{self.label}#{key}"
+
+
+def check_split(split: str) -> None:
+    """Raises ConfigError for what is no split name; empty is legal."""
+    if split and not SPLIT_PATTERN.fullmatch(split):
+        raise ConfigError(f"The option source.split={split!r} is no split name (lower-case letters, digits, `_`).")
+
+
+def placed(inputs: Sequence[Input], option: str) -> list[Tar]:
+    """The inputs by uri, each with its split (`option` if not empty) and label. Raises InputError for a name of two splits."""
+    places = [_Place.of(source) for source in inputs]
+    times = Counter(place.label for place in places)
+    # A tar that lies in the folder that was named has a uri without that folder, which yet decides.
+    deciding = (p.folder for p, source in zip(places, inputs, strict=True) if p.by_folder and "/" not in source.uri)
+    root = next((f"{folder}/" for folder in deciding), "")
+    found = [
+        Tar(
+            uri=root + source.uri,
+            url=source.url,
+            split=option or place.split(source),
+            label=place.label if times[place.label] == 1 else None,
+        )
+        for source, place in zip(inputs, places, strict=True)
+    ]
+    return sorted(found, key=lambda tar: tar.uri)
+
+
+def split_notes(tars: Sequence[Tar], option: str) -> Iterator[str]:
+    """Which splits were taken from names; also when all samples are of one."""
+    if option:
+        return
+    counts = Counter(tar.split for tar in tars)
+    words = listed(
+        [f"{name} {count:,}" for name, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))]
+    )
+    yield f"splits are taken from the name of each tar, else of its folder, else train: {words}; `--set source.split=<name>` gives all one"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Names of a file and of its folder. by_name: splits that the name says; by_folder: that of the folder, where the name says none."""
+
+    folder: str
+    name: str
+    by_name: frozenset[str]
+    by_folder: str | None
+
+    @classmethod
+    def of(cls, source: Input) -> _Place:
+        """A zip archive is the folder of what it holds at its top."""
+        path = storage.absolute(source.url)
+        if archives.is_member(source.url):
+            member = source.url.removeprefix(archives.PREFIX).rpartition("::")[0]
+            path = f"{archives.archive_of(source.url).removesuffix(archives.ENDING)}/{member}"
+        above, _, name = path.rpartition("/")
+        folder = above.rpartition("/")[2]
+        words = (_WORD.fullmatch(token) for token in re.split(r"[^a-z0-9]+", name.lower()))
+        by_name = frozenset(_SPLITS[word[1]] for word in words if word)
+        word = None if by_name else _WORD.fullmatch(folder.lower())
+        return cls(folder=folder, name=name, by_name=by_name, by_folder=_SPLITS[word[1]] if word else None)
+
+    @property
+    def label(self) -> str:
+        """What tells its samples from those of other tars."""
+        return f"{self.folder}/{self.name}" if self.by_folder else self.name
+
+    def split(self, source: Input) -> str:
+        """Raises InputError for a name that says several."""
+        if len(self.by_name) > 1:
+            message = f"The name of {source.uri} says {' and '.join(sorted(self.by_name))}, so the split of its samples is not clear. Give all samples one with `--set source.split=<name>`, or rename the tar."
+            raise InputError(message)
+        return next(iter(self.by_name), None) or self.by_folder or column_roles.FALLBACK_SPLIT

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from catalog import schema
+from catalog.lake import lake
+from catalog.versions import audit, rebuild
+from catalog.versions.commit import JobStats, commit_version
+from infra import storage
+from infra.errors import IntegrityError
+from infra.home import Home
+
+EVERYTHING = {
+    "datasets": "SELECT * FROM datasets ORDER BY ALL",
+    "jobs": "SELECT * FROM jobs ORDER BY ALL",
+    "scenes": "SELECT * FROM versions.scenes ORDER BY ALL",
+    "rejects": "SELECT * FROM versions.rejects ORDER BY ALL",
+    "states": "SELECT * FROM versions.states ORDER BY ALL",
+    "shards": "SELECT * FROM versions.shards ORDER BY dataset, version, shard",
+    "current": "SELECT count(*), count(DISTINCT dataset) FROM scenes",
+    "metrics": "SELECT * FROM metrics ORDER BY ALL",
+    "runs": "SELECT * EXCLUDE (snapshot_id) FROM runs ORDER BY ALL",
+}
+
+
+def contents(home: Home) -> dict[str, list[tuple[Any, ...]]]:
+    with lake.reading(home) as reader:
+        return {name: reader.rows(query) for name, query in EVERYTHING.items()}
+
+
+@pytest.fixture
+def filled(home: Home, publish: Any) -> Home:
+    """Two versions of one dataset with the older one current, another dataset, a run with its metrics."""
+    old, new, other = publish(version="a" * 16), publish(version="b" * 16, shards=3), publish("other")
+    commit_version(home, old.dataset, old.version, stats=JobStats(started_at=1e9, seconds=2.0, peak_rss_bytes=5))
+    commit_version(home, new.dataset, new.version)
+    commit_version(home, other.dataset, other.version)
+    commit_version(home, old.dataset, old.version)
+    with lake.writing(home) as writer:
+        writer.connection.execute("INSERT INTO main.runs (run_id, snapshot_id, dataset_versions) VALUES ('r', 3, '{}')")
+        writer.connection.execute(
+            "INSERT INTO main.metrics SELECT 'r', range, 'loss', 1.0 / (1 + range), now() FROM range(5)"
+        )
+    return home
+
+
+def test_the_new_catalog_holds_what_the_old_one_held(filled: Home) -> None:
+    before = contents(filled)
+    assert len(before["metrics"]) == 5 and len(before["scenes"]) == 28
+    done = rebuild.rebuild(filled)
+    assert (done.versions, done.carried_rows, done.lost, done.notes) == (3, 6, None, [])
+    assert contents(filled) == before
+    assert audit.verify(filled).problems == []
+    # The snapshot it named is of a history that is gone.
+    with lake.reading(filled) as reader:
+        assert reader.rows("SELECT snapshot_id FROM runs") == [(None,)]
+
+
+@pytest.mark.parametrize("damage", ["removed", "garbage", "emptied"])
+def test_a_lost_or_damaged_catalog_comes_back_from_the_manifests(filled: Home, damage: str) -> None:
+    names = ("scenes", "rejects", "states", "shards", "current")
+    before = contents(filled)
+    path = Path(filled.catalog)
+    if damage == "removed":
+        for ending in ("", "-wal", "-shm"):
+            Path(filled.catalog + ending).unlink(missing_ok=True)
+    else:
+        path.write_bytes(b"" if damage == "emptied" else b"garbage" * 1000)
+    done = rebuild.rebuild(filled)
+    assert done.versions == 3 and done.carried_rows == 0
+    after = contents(filled)
+    assert {name: after[name] for name in names} == {name: before[name] for name in names}
+    assert audit.verify(filled).problems == []
+    kept = os.path.exists(filled.catalog + rebuild.KEPT_SUFFIX)
+    assert kept == (damage == "garbage") == (done.lost is not None)
+
+
+def test_a_catalog_with_broken_pages_comes_back_too(filled: Home) -> None:
+    before = contents(filled)
+    direct = sqlite3.connect(filled.catalog)
+    direct.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    direct.close()
+    with open(filled.catalog, "r+b") as file:
+        file.seek(4096 * 3)
+        file.write(b"\xff" * 4096 * 30)
+    assert rebuild.rebuild(filled).versions == 3
+    assert contents(filled)["scenes"] == before["scenes"]
+    assert audit.verify(filled).problems == []
+
+
+def test_a_moved_home_is_mended_by_a_rebuild(filled: Home, tmp_path: Path) -> None:
+    before = contents(filled)
+    moved = Home(url=str(tmp_path / "moved"), catalog=str(tmp_path / "moved" / "catalog.sqlite"))
+    shutil.move(filled.url, moved.url)
+    with pytest.raises(IntegrityError, match="belongs to HOME"):
+        contents(moved)
+    assert rebuild.rebuild(moved).carried_rows == 6
+    assert contents(moved) == before
+    assert audit.verify(moved).problems == []
+
+
+def test_an_unfinished_version_is_left_out(filled: Home, publish: Any) -> None:
+    running = publish("running")
+    os.unlink(os.path.join(running.folder, schema.JOB_PATH))
+    assert rebuild.rebuild(filled).versions == 3
+    with lake.reading(filled) as reader:
+        assert reader.rows("SELECT count(*) FROM datasets WHERE dataset = 'running'") == [(0,)]
+
+
+def test_a_version_with_a_wrong_file_stops_the_rebuild_and_the_old_catalog_stays(filled: Home) -> None:
+    before = contents(filled)
+    broken = Path(filled.datasets("other", "0123456789abcdef"), schema.rejects_path(0))
+    saved = broken.read_bytes()
+    broken.write_bytes(saved[:-1])
+    with pytest.raises(IntegrityError, match="rejects/00000.parquet"):
+        rebuild.rebuild(filled)
+    broken.write_bytes(saved)
+    assert contents(filled) == before
+    assert not [name for name in os.listdir(filled.url) if storage.TEMPORARY_SUFFIX in name]
+
+
+def test_without_a_pointer_a_single_version_is_current_and_of_several_none_is(filled: Home) -> None:
+    for dataset in ("toy", "other"):
+        os.unlink(filled.datasets(dataset, schema.CURRENT_PATH))
+    done = rebuild.rebuild(filled)
+    assert len(done.notes) == 1 and "toy has versions" in done.notes[0]
+    with lake.reading(filled) as reader:
+        assert reader.rows("SELECT dataset FROM datasets WHERE is_current") == [("other",)]
+    assert [problem.dataset for problem in audit.verify(filled).problems] == ["toy"]
+
+
+def test_a_reader_that_is_open_during_the_swap_answers_before_and_after(filled: Home) -> None:
+    """The swap is a transaction on the same file, not another file of the same name with the old one's log beside it."""
+    inode = os.stat(filled.catalog).st_ino
+    with lake.reading(filled) as reader:
+        assert reader.rows("SELECT count(*) FROM versions.scenes") == [(28,)]
+        rebuild.rebuild(filled)
+        assert reader.rows("SELECT count(*) FROM versions.scenes") == [(28,)]
+        assert reader.rows("SELECT count(*) FROM captions") == reader.rows(
+            "SELECT sum(captions) FROM datasets WHERE is_current"
+        )
+    assert os.stat(filled.catalog).st_ino == inode
+    direct = sqlite3.connect(filled.catalog)
+    assert direct.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert direct.execute("PRAGMA journal_mode").fetchall() == [("wal",)]
+    direct.close()
+
+
+def test_commits_go_on_after_a_rebuild(filled: Home, publish: Any) -> None:
+    rebuild.rebuild(filled)
+    late = publish("late")
+    assert not commit_version(filled, late.dataset, late.version).was_there
+    assert audit.verify(filled).problems == []

@@ -1,0 +1,83 @@
+"""`trainer.run.heartbeat` and `trainer.run.trackers`: what is shown, and that showing needs nothing that is not there."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.errors import ConfigError
+from trainer.run.heartbeat import LiveLine, Pulse, PulseWriter, duration, line, read_pulse
+from trainer.run.trackers import open_trackers
+
+PULSE = Pulse(
+    step=20,
+    steps=400,
+    epoch=1,
+    losses={"loss": 1.234567, "inv": 0.5},
+    samples_per_s=1234.5,
+    tokens_per_s=9e4,
+    eta_s=245.0,
+)
+
+
+def test_the_line_says_what_a_watcher_asks() -> None:
+    assert line(PULSE) == (
+        "step 20/400 | epoch 1 | loss 1.235 | inv 0.5 | 1,234 samples/s | 90,000 tokens/s | ETA 4 min 05 s"
+    )
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(9.4, "9 s"), (65, "1 min 05 s"), (13_800, "3 h 50 min")])
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_pulse_travels_by_file_but_not_at_every_step(tmp_path: Path) -> None:
+    writer = PulseWriter(str(tmp_path))
+    writer.write(PULSE)
+    writer.write(Pulse(step=21, steps=400, epoch=1))
+    found = read_pulse(str(tmp_path))
+    assert found == PULSE
+    writer.write(Pulse(step=400, steps=400, epoch=9))
+    last = read_pulse(str(tmp_path))
+    assert last is not None and last.step == 400
+
+
+def test_a_pulse_that_cannot_be_written_or_read_fails_nobody(tmp_path: Path) -> None:
+    (tmp_path / "pulse.json").write_text("half a pul")
+    assert read_pulse(str(tmp_path)) is None
+    (tmp_path / "file").write_text("")
+    PulseWriter(str(tmp_path / "file")).write(PULSE)
+
+
+def test_the_live_line_shows_the_last_pulse_and_its_alarm_but_no_older_one(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    PulseWriter(str(tmp_path)).write(Pulse(step=1, steps=400, epoch=0, written_at=time.time() - 60))
+    with LiveLine(str(tmp_path), label="run", stream=stream, interval_s=60):
+        pass
+    assert stream.getvalue() == ""
+    with LiveLine(str(tmp_path), label="run", stream=stream, interval_s=60):
+        PulseWriter(str(tmp_path)).write(
+            Pulse(step=2, steps=400, epoch=0, alarm="It is on fire.", written_at=time.time())
+        )
+    assert stream.getvalue().startswith("ALARM run: It is on fire.\nrun: step 2/400")
+
+
+def test_tensorboard_gets_the_metrics(tmp_path: Path) -> None:
+    accumulator: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    trackers = open_trackers(str(tmp_path), "r", {}, step=0, exclude=["wandb", "mlflow"])
+    assert len(trackers) == 1
+    trackers[0].log(5, {"loss": 2.5})
+    trackers[0].close()
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("loss")] == [(5, 2.5)]
+
+
+def test_an_unknown_tracker_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'comet'"):
+        open_trackers(str(tmp_path), "r", {}, step=0, exclude=["comet"])

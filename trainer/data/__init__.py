@@ -1,0 +1,1 @@
+"""From published shards to batches of views."""

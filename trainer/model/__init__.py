@@ -1,0 +1,1 @@
+"""The encoder, its objectives, its optimizer, and the collectives between ranks."""

@@ -1,0 +1,1 @@
+"""A training from its recipe to its record."""

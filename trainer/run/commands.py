@@ -1,0 +1,163 @@
+"""List trainings, show one, and verify that two consumed the same sequence.
+
+Owns: the command line of `goodviews runs`. Does not own: what a run leaves behind (`trainer.run.record`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.output import print_json
+
+if TYPE_CHECKING:
+    from infra.home import Home
+    from trainer.run.record import RunRecord, RunStatus
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="List trainings, show one, and verify that two consumed the same sequence.",
+)
+
+_Home = Annotated[str | None, typer.Option(help="Folder or URL of datasets and runs [env GOODVIEWS_HOME].")]
+_Catalog = Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")]
+_Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+@app.command("list")
+def list_(home: _Home = None, catalog: _Catalog = None, json: _Json = False) -> None:
+    """One line a run, oldest first, from the files of the runs."""
+    from infra.home import resolve
+    from trainer.run import record as run_record
+
+    where = resolve(home, catalog)
+    rows = []
+    for run_id in run_record.list_run_ids(where):
+        record = run_record.read_record(where, run_id)
+        rows.append(_summary(record, run_record.read_status(run_record.runs_url(where, run_id))))
+    if json:
+        print_json(rows)
+    else:
+        _print_table(rows)
+
+
+@app.command()
+def show(
+    run: Annotated[str, typer.Argument(help="Id of the run.")],
+    home: _Home = None,
+    catalog: _Catalog = None,
+    json: _Json = False,
+) -> None:
+    """What a run was asked, how far it is, and its latest metrics."""
+    from infra.home import resolve
+    from trainer.run import checkpoint
+    from trainer.run import record as run_record
+
+    where = resolve(home, catalog)
+    record = run_record.read_record(where, run)
+    url = run_record.runs_url(where, run)
+    found = {
+        **_summary(record, run_record.read_status(url)),
+        "snapshot_id": record.snapshot_id,
+        "code_version": record.code_version,
+        "plan_digest": record.plan_digest,
+        "tokenizer_digest": record.tokenizer_digest,
+        "ledger_steps": run_record.read_ledger(url).num_rows,
+        "checkpoints": checkpoint.published_steps(run_record.checkpoints_url(url, record)),
+        "encoders": run_record.encoder_names(url),
+        "metrics": run_record.latest_metrics(url),
+        "url": url,
+        "config": record.config,
+    }
+    if json:
+        print_json(found)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(soft_wrap=True)
+    for name, value in found.items():
+        if name == "metrics":
+            value = ", ".join(f"{k} {v:.5g}" for k, v in value.items()) or "none yet"
+        console.print(Text.assemble((f"{name:<17}", "bold"), str(value)), highlight=False)
+
+
+@app.command()
+def verify(
+    left: Annotated[str, typer.Argument(help="Id of a run.")],
+    right: Annotated[str, typer.Argument(help="Id of another run.")],
+    home: _Home = None,
+    catalog: _Catalog = None,
+    json: _Json = False,
+) -> None:
+    """Prove that two runs consumed the same sequence, or name the first step where they differ (exit code 1)."""
+    from infra.home import resolve
+    from trainer.run import record as run_record
+
+    verdict = run_record.verify(resolve(home, catalog), left, right)
+    if json:
+        print_json(verdict)
+    else:
+        print(verdict.sentence)
+    if verdict.differs_at is not None:
+        raise typer.Exit(1)
+
+
+@app.command()
+def record(
+    run: Annotated[str, typer.Argument(help="Id of the run.")], home: _Home = None, catalog: _Catalog = None
+) -> None:
+    """Write the rows of a run into the catalog again, from its files (after a rebuild of the catalog that lost them)."""
+    from catalog.rows.runs import finish_run
+    from infra.home import resolve
+    from trainer.run import record as run_record
+
+    where: Home = resolve(home, catalog)
+    found = run_record.read_record(where, run)
+    url = run_record.runs_url(where, run)
+    finish_run(
+        where,
+        run_record.catalog_row(url, found, run_record.read_status(url) or run_record.no_status()),
+        run_record.read_metrics(url),
+    )
+    print(f"Wrote the rows of run {run}.")
+
+
+def _summary(record: RunRecord, status: RunStatus | None) -> dict[str, Any]:
+    from trainer.run import record as run_record
+
+    state = status or run_record.no_status()
+    started = datetime.datetime.fromtimestamp(record.started_at, datetime.UTC)
+    return {
+        "run_id": record.run_id,
+        "recipe": record.recipe,
+        "arm": record.arm,
+        "objective": record.objective,
+        "dataset": f"{record.dataset}@{record.version}/{record.split}",
+        "seed": record.seed,
+        "status": state.status,
+        "steps": f"{state.steps:,}/{record.steps:,}",
+        "samples": state.samples,
+        "tokens": state.tokens,
+        "ranks": state.ranks,
+        "started": started.isoformat(sep=" ", timespec="seconds"),
+    }
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    if not rows:
+        print("There are no runs yet; `goodviews train` makes one.", file=sys.stderr)
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in rows[0]:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()))
+    Console(soft_wrap=not sys.stdout.isatty()).print(table)

@@ -1,0 +1,84 @@
+"""Looking at an encoder while it trains, without changing it: pooled vectors and the next-token loss of a held-out split.
+
+Owns: evaluation passes. Does not own: what is concluded from them. Invariant: no gradient, no dropout, no random number is
+drawn, and the encoder is in train mode again afterwards, so evaluating changes nothing of the training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from infra.errors import GoodviewsError
+from trainer.data.cache import TokenCache
+from trainer.data.ragged import Ragged
+from trainer.data.shardset import open_shards
+from trainer.data.views import Draws, make_views, whole_captions
+from trainer.model import distributed
+from trainer.model.encoder import TextEncoder
+from trainer.run.assembly import Materials
+
+ROWS = 256
+"Captions a pass."
+
+
+@contextlib.contextmanager
+def evaluating(encoder: TextEncoder, *, is_bf16: bool) -> Iterator[None]:
+    """Eval mode, no gradients, the precision of training; train mode again at the end."""
+    encoder.eval()
+    device = next(encoder.parameters()).device.type
+    try:
+        with torch.no_grad(), torch.autocast(device, dtype=torch.bfloat16, enabled=is_bf16):
+            yield
+    finally:
+        encoder.train()
+
+
+def first_rows(ragged: Ragged, rows: int) -> Ragged:
+    """The first `rows` sequences."""
+    return ragged.take(np.arange(rows))
+
+
+def pooled(encoder: TextEncoder, ragged: Ragged, *, is_bf16: bool) -> torch.Tensor:
+    """Pooled vectors (N, D) of the sequences."""
+    with evaluating(encoder, is_bf16=is_bf16):
+        vectors: torch.Tensor = encoder.pooled(encoder.batch(ragged))
+    return vectors
+
+
+def validation_loss(
+    encoder: TextEncoder, materials: Materials, split: str, rank: int, world: int, *, is_bf16: bool
+) -> float:
+    """Mean next-token loss over one whole caption of each scene of `split`, the same on every rank.
+
+    The caption is the one at place 0 of the scene's permutation, so that all epochs are measured on the same text; scenes
+    are dealt to the ranks in turn. A collective: every rank must call it.
+    """
+    total = torch.zeros(2, dtype=torch.float64)
+    with evaluating(encoder, is_bf16=is_bf16):
+        for ragged in _captions(materials, split):
+            mine = np.arange(rank, len(ragged), world)
+            for start in range(0, len(mine), ROWS):
+                loss, count = encoder.next_token_loss(encoder.batch(ragged.take(mine[start : start + ROWS])))
+                total += torch.tensor([float(loss), float(count)], dtype=torch.float64)
+    device = next(encoder.parameters()).device
+    summed, tokens = distributed.all_reduce_sum(total.to(device)).tolist()
+    if tokens == 0:
+        raise GoodviewsError(
+            f"Split {split!r} has no token to predict, so there is no validation loss. Set data.validation_split to another, or leave it out."
+        )
+    return float(summed / tokens)
+
+
+def _captions(materials: Materials, split: str) -> Iterator[Ragged]:
+    """One whole caption of each scene, shard by shard."""
+    data = materials.recipe.data
+    shards = open_shards(materials.home, data.dataset, data.version, split)
+    cache = TokenCache(shards, materials.tokenizer, materials.home)
+    draws = Draws(seed=0, epoch=0, good_fraction=0.0, caption_seed=shards.caption_seed, bad_passes=1)
+    views = whole_captions(1, max_tokens=materials.recipe.views.max_tokens)
+    for ordinal in range(len(shards.numbers)):
+        yield make_views(cache.open(ordinal).captions, draws, views, materials.tokenizer.special)[0]

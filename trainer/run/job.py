@@ -1,0 +1,191 @@
+"""A run from the command's side: make its record, launch the ranks, show how it goes, close its books.
+
+Owns: run ids, the record, what a resume may change, the last status and catalog rows. Does not own: ranks (`launch`).
+Invariant: `run.json` is there before the first rank starts and never changes; whatever ends a run, its status says so as long
+as this process lives, and a killed one can be resumed from its files alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import importlib.metadata
+import os
+import secrets
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from catalog.rows.runs import finish_run, start_run
+from infra import storage
+from infra.errors import ConflictError, GoodviewsError, UsageError
+from infra.home import Home
+from trainer.run import checkpoint, recipe
+from trainer.run import record as run_record
+from trainer.run.assembly import assemble
+from trainer.run.heartbeat import LiveLine
+from trainer.run.launch import Cluster, launch
+from trainer.run.loop import Job
+from trainer.run.recipe import Recipe
+from trainer.run.record import RunRecord, RunStatus
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """What `goodviews train` prints. encoders: names of folders below `url`; losses: latest metrics by name."""
+
+    run_id: str
+    status: str
+    steps: int
+    samples: int
+    tokens: int
+    seconds: float
+    encoders: list[str]
+    metrics: dict[str, float]
+    snapshot_id: int | None
+    url: str
+
+
+def start(chosen: Recipe, home: Home, cluster: Cluster, *, run_id: str | None = None) -> Finished:
+    """Train a new run. Raises ConflictError when one of that id is there already, and whatever ends the training early."""
+    materials = assemble(chosen, home)
+    materials.plan.stripe(0, cluster.ranks)
+    name = run_record.check_run_id(run_id) if run_id is not None else _new_id(materials.recipe)
+    url = run_record.runs_url(home, name)
+    if storage.exists(storage.join(url, "run.json")):
+        raise ConflictError(
+            f"There is a run {name!r} already in {url}. Go on with `--resume {name}`, or choose another id."
+        )
+    record = RunRecord(
+        run_id=name,
+        recipe=materials.recipe.name,
+        arm=materials.recipe.arm,
+        objective=materials.recipe.objective,
+        config=recipe.to_config(materials.recipe),
+        dataset=materials.shards.dataset,
+        version=materials.shards.version,
+        split=materials.shards.split,
+        plan_digest=materials.plan.digest,
+        tokenizer_digest=materials.tokenizer.digest,
+        code_version=code_version(),
+        seed=materials.recipe.seed,
+        steps=materials.plan.total_steps,
+        snapshot_id=None,
+        started_at=time.time(),
+    )
+    snapshot_id = start_run(home, run_record.catalog_row(url, record, _status("running", cluster, None)))
+    record = dataclasses.replace(record, snapshot_id=snapshot_id)
+    run_record.write_record(url, record)
+    return _train(record, home, cluster)
+
+
+def resume(run_id: str, home: Home, cluster: Cluster, *, sets: Sequence[str] = ()) -> Finished:
+    """Go on with a run from its newest checkpoint, on any number of ranks.
+
+    sets: only keys of `run` (resources, reporting), for this launch. Raises UsageError for others, ConflictError when
+    the run goes on elsewhere or is finished.
+    """
+    record = run_record.read_record(home, run_id)
+    for text in sets:
+        if not text.strip().startswith("run."):
+            raise UsageError(
+                f"`--set {text}` cannot be combined with --resume: run {run_id} goes on with what decided it. Only keys of `run.` (threads, reporting) may change; for the rest start a new run."
+            )
+    record = dataclasses.replace(record, config=recipe.to_config(recipe.from_config(record.config, sets)))
+    url = run_record.runs_url(home, run_id)
+    done = checkpoint.newest(run_record.checkpoints_url(url, record))
+    status = run_record.read_status(url)
+    if done is not None and done.step >= record.steps and status is not None and status.status == "finished":
+        raise ConflictError(
+            f"Run {run_id} is finished: all {record.steps:,} steps are done. Start a new run to train longer."
+        )
+    return _train(record, home, cluster)
+
+
+def _train(record: RunRecord, home: Home, cluster: Cluster) -> Finished:
+    url, began = run_record.runs_url(home, record.run_id), time.time()
+    max_failures = int(record.config["run"]["max_failures"])
+    job = Job(home=home, run_id=record.run_id, url=url, record=record, max_failures=max_failures)
+    with _claimed(url, record.run_id):
+        run_record.write_status(url, _status("running", cluster, url))
+        try:
+            with LiveLine(url, label=record.run_id):
+                launch(job, cluster)
+        except BaseException as error:
+            _close(record, home, _status("failed", cluster, url, message=_message(error)))
+            raise
+        status = _status("finished", cluster, url)
+        _close(record, home, status)
+    return Finished(
+        run_id=record.run_id,
+        status=status.status,
+        steps=status.steps,
+        samples=status.samples,
+        tokens=status.tokens,
+        seconds=time.time() - began,
+        encoders=run_record.encoder_names(url),
+        metrics=run_record.latest_metrics(url),
+        snapshot_id=record.snapshot_id,
+        url=url,
+    )
+
+
+def _message(error: BaseException) -> str:
+    return str(error) if isinstance(error, GoodviewsError) else f"{type(error).__name__}: {error}"[:500]
+
+
+def _status(word: str, cluster: Cluster, url: str | None, *, message: str | None = None) -> RunStatus:
+    last = (run_record.read_status(url) if url is not None else None) or run_record.no_status()
+    now = time.time()
+    ended = None if word == "running" else now
+    return dataclasses.replace(
+        last, status=word, ranks=cluster.ranks, updated_at=now, finished_at=ended, message=message
+    )
+
+
+def _close(record: RunRecord, home: Home, status: RunStatus) -> None:
+    url = run_record.runs_url(home, record.run_id)
+    run_record.write_status(url, status)
+    finish_run(home, run_record.catalog_row(url, record, status), run_record.read_metrics(url))
+
+
+def _new_id(chosen: Recipe) -> str:
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    return f"{chosen.name}-{chosen.arm}-s{chosen.seed}-{stamp}-{secrets.token_hex(2)}".lower()
+
+
+@contextlib.contextmanager
+def _claimed(url: str, run_id: str) -> Iterator[None]:
+    """Hold a run so that nobody else on this machine goes on with it at the same time; a killed holder lets go by itself."""
+    if storage.is_remote(url):
+        yield
+        return
+    path = Path(storage.absolute(url)) / "lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConflictError(
+                f"Run {run_id} is being trained by another process (it holds {path}). Wait for it, or end it first."
+            ) from error
+        yield
+
+
+def code_version() -> str:
+    """`git describe` of the code when it runs from a checkout, else the version of the package."""
+    here = Path(__file__).resolve().parent
+    command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--tags"]
+    environment: dict[str, Any] = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, env=environment, check=False)
+        if found.returncode == 0 and found.stdout.strip():
+            return found.stdout.strip()
+    try:
+        return importlib.metadata.version("goodviews")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,98 @@
+"""What rank 0 tells the world while it trains: metrics, ledger parts, status, pulse, trackers, catalog rows.
+
+Owns: where each number goes and how often. Does not own: the numbers. Other ranks have none.
+Invariant: the files of the run are the truth; the catalog follows them at most every `run.catalog_every_s`, and one that is
+busy or away is tried again later, because a training of days must not end for a lock.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+
+from catalog.rows.runs import METRICS, append_metrics
+from infra.errors import GoodviewsError
+from infra.home import Home
+from trainer.run import record as run_record
+from trainer.run.heartbeat import Pulse, PulseWriter
+from trainer.run.record import RunRecord, RunStatus
+from trainer.run.recorder import Totals
+from trainer.run.trackers import open_trackers
+
+CATALOG_TIMEOUT_S: Final = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class Reporter:
+    """Reports of one run from `step` on. ranks: processes of this training."""
+
+    def __init__(self, home: Home, url: str, record: RunRecord, *, ranks: int, step: int) -> None:
+        self._home, self._url, self._record, self._ranks = home, url, record, ranks
+        self._run = record.config["run"]
+        for kind in ("ledger", "metrics"):
+            run_record.drop_parts(url, kind, from_step=step)
+        self._rows: list[dict[str, Any]] = []
+        self._unlisted: list[pa.Table] = []
+        self._listed_s = time.monotonic()
+        self._pulse = PulseWriter(url)
+        excluded = self._run["exclude_trackers"]
+        self._trackers = open_trackers(url, record.run_id, record.config, step=step, exclude=excluded)
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Numbers as they were after `step` steps."""
+        at = datetime.datetime.now(datetime.UTC)
+        self._rows += [{"step": step, "name": n, "value": float(v), "recorded_at": at} for n, v in values.items()]
+        for tracker in self._trackers:
+            tracker.log(step, values)
+
+    def pulse(self, pulse: Pulse) -> None:
+        """The live line."""
+        self._pulse.write(pulse)
+
+    def record(self, ledger: pa.Table, totals: Totals) -> None:
+        """Publish the steps of `ledger` and the metrics since the last call, then the status."""
+        if ledger.num_rows == 0:
+            return
+        first = int(ledger.column("step")[0].as_py())
+        metrics = pa.Table.from_pylist(self._rows, schema=METRICS)
+        self._rows = []
+        run_record.write_part(self._url, "ledger", ledger, first_step=first)
+        if metrics.num_rows:
+            run_record.write_part(self._url, "metrics", metrics, first_step=first)
+            self._unlisted.append(metrics)
+        status = self._status(totals)
+        run_record.write_status(self._url, status)
+        if time.monotonic() - self._listed_s >= self._run["catalog_every_s"]:
+            self._list(status)
+
+    def close(self) -> None:
+        """Flush the trackers. The command writes the last rows of the catalog, once all ranks have returned."""
+        for tracker in self._trackers:
+            tracker.close()
+
+    def _status(self, totals: Totals) -> RunStatus:
+        return RunStatus(
+            status="running",
+            ranks=self._ranks,
+            steps=totals.step,
+            samples=totals.samples,
+            tokens=totals.tokens,
+            updated_at=time.time(),
+        )
+
+    def _list(self, status: RunStatus) -> None:
+        self._listed_s = time.monotonic()
+        if not self._unlisted:
+            return
+        row = run_record.catalog_row(self._url, self._record, status)
+        try:
+            append_metrics(self._home, row, pa.concat_tables(self._unlisted), timeout_s=CATALOG_TIMEOUT_S)
+            self._unlisted = []
+        except GoodviewsError as error:
+            _log.warning("The catalog does not follow run %s for now: %s", self._record.run_id, error)

@@ -1,0 +1,1 @@
+"""The theorems on finite worlds, checked numerically."""

@@ -1,0 +1,190 @@
+"""Check the theorems on finite worlds, and LeJEPA beside them.
+
+Owns: the command line of `goodviews theory`. Does not own: the checks (`trainer.theory.grid`, `trainer.theory.bridge`), their
+rows (`catalog.rows.theory`), their plots (`catalog.report.theory`).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infra.output import print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trainer.theory.grid import GridConfig, Verdict
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Check the theorems on finite worlds, and LeJEPA beside them.",
+)
+
+_Home = Annotated[str | None, typer.Option(help="Folder or URL of datasets and runs [env GOODVIEWS_HOME].")]
+_Catalog = Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")]
+_Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+@app.command()
+def verify(
+    states: Annotated[int, typer.Option(help="States of a world.")] = 30,
+    dims: Annotated[int, typer.Option(help="Dimensions of an encoder.")] = 4,
+    worlds: Annotated[int, typer.Option(help="Random worlds.")] = 20,
+    steps: Annotated[int, typer.Option(help="Strengths of bad views below 1.")] = 40,
+    seed: Annotated[int, typer.Option(help="Decides the worlds and their renderings.")] = 0,
+    bandwidth: Annotated[float, typer.Option(help="Width of a scene; wider: a lower threshold.")] = 0.35,
+    json: _Json = False,
+    home: _Home = None,
+    catalog: _Catalog = None,
+) -> None:
+    """Solve both arms on many worlds and record how exact each claim is (exit code 1: one fails)."""
+    import dataclasses
+
+    from threadpoolctl import threadpool_limits
+
+    from catalog.rows.theory import Check, record_check
+    from infra.errors import IntegrityError
+    from infra.home import resolve
+    from trainer.theory import grid
+
+    config = grid.GridConfig(states=states, dims=dims, worlds=worlds, steps=steps, seed=seed, bandwidth=bandwidth)
+    where = resolve(home, catalog)
+    # Threads cost more than they bring on matrices of a hundred rows, ten times as much beside other work.
+    with threadpool_limits(1, user_api="blas"):
+        rows, mismatches = list(grid.run_grid(config)), list(grid.run_mismatches(config))
+    verdict = grid.judge(config, rows, mismatches)
+    result = dataclasses.asdict(verdict)
+    check = Check(
+        kind="grid",
+        seed=seed,
+        config=dataclasses.asdict(config),
+        result=result,
+        points=grid.points(rows, mismatches),
+    )
+    theory_id = record_check(where, check)
+    if json:
+        print_json({"theory_id": theory_id, **result})
+    else:
+        _print_verdict(config, verdict)
+    if failures := verdict.failures(config):
+        raise IntegrityError(
+            f"On these worlds it does not hold that {'; nor that '.join(failures)}. The rows are in the catalog as {theory_id}."
+        )
+
+
+@app.command()
+def bridge(
+    seeds: Annotated[int, typer.Option(help="Trainings of each kind.")] = 3,
+    weight: Annotated[list[float] | None, typer.Option(help="Of SIGReg; several times [default: 1, 4, 16].")] = None,
+    steps: Annotated[int, typer.Option(help="Of a training.")] = 1200,
+    batch: Annotated[int, typer.Option(help="Pairs a step.")] = 1024,
+    seed: Annotated[int, typer.Option(help="Of the grid that the world is taken from.")] = 0,
+    json: _Json = False,
+    home: _Home = None,
+    catalog: _Catalog = None,
+) -> None:
+    """Train small networks with LeJEPA on one world and record how far from exact they are."""
+    import dataclasses
+
+    from catalog.rows.theory import Check, record_check
+    from infra.home import resolve
+    from trainer.theory import bridge as finite_bridge
+
+    config = finite_bridge.BridgeConfig(
+        seeds=seeds, steps=steps, batch=batch, seed=seed, weights=tuple(weight or finite_bridge.WEIGHTS)
+    )
+    where = resolve(home, catalog)
+    found = []
+    for one in finite_bridge.run_bridge(config):
+        found.append(one)
+        angles = ", ".join(f"{angle:.1f}" for angle in one.angles)
+        print(f"{one.kind}, seed {one.seed}: angles {angles} degrees, error {one.error:.3f}", file=sys.stderr)
+    result = finite_bridge.summary(config, found)
+    points = finite_bridge.points(found)
+    check = Check(kind="bridge", seed=seed, config=dataclasses.asdict(config), result=result, points=points)
+    theory_id = record_check(where, check)
+    if json:
+        print_json({"theory_id": theory_id, **result, "series": points})
+    else:
+        _print_bridge(points)
+
+
+def _print_bridge(points: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
+    import statistics
+
+    from rich.console import Console
+    from rich.table import Table
+
+    names = {"largest angle": "", "excess loss": "excess", "nuisance": "lost", "error": "error", "exact error": "exact_error"}  # fmt: skip
+    table = Table(box=None, pad_edge=False)
+    for name in ("kind", *names):
+        table.add_column(name, overflow="fold")
+    for kind, members in points.items():
+        largest = f"angle_{sum(name.startswith('angle_') for name in members[0])}"
+        means = [statistics.fmean(point[name or largest] for point in members) for name in names.values()]
+        table.add_row(kind, *(f"{mean:.{1 if i == 0 else 3}f}" for i, mean in enumerate(means)))
+    Console(soft_wrap=True).print(table)
+
+
+@app.command()
+def plot(
+    out: Annotated[str | None, typer.Option(help="Folder of the plots [default: HOME/reports/theory].")] = None,
+    home: _Home = None,
+    catalog: _Catalog = None,
+) -> None:
+    """Draw the newest checks as PNG and SVG, as in the report."""
+    from catalog.lake import lake
+    from catalog.report.canvas import Figure
+    from catalog.report.theory import theory
+    from catalog.rows.theory import latest_checks
+    from infra import storage
+    from infra.errors import InputError
+    from infra.home import resolve
+
+    where = resolve(home, catalog)
+    with lake.reading(where) as reader:
+        section = theory(latest_checks(reader))
+    if not section.pieces:
+        raise InputError("The catalog holds no check of the theorems to draw. Run `goodviews theory verify` first.")
+    folder = storage.absolute(out) if out else storage.join(where.url, "reports", "theory")
+    for figure in (piece for piece in section.pieces if isinstance(piece, Figure)):
+        for ending, content in (("svg", figure.svg), ("png", figure.png)):
+            url = storage.join(folder, f"{figure.name}.{ending}")
+            storage.publish(url, content)
+            print(url)
+
+
+def _print_verdict(config: GridConfig, verdict: Verdict) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    full, total = 2 * config.dims, verdict.rows_below + verdict.rows_above + config.worlds
+    lost = ", ".join(f"{r} in {n}" for r, n in verdict.above_r.items()) or "-"
+    worst, median = verdict.mismatch_tightness_max, verdict.mismatch_tightness_median
+    lines = [
+        ("good views", total, "error 0", verdict.max_good_error, "0"),
+        ("bad, below", verdict.rows_below, "error 0", verdict.max_below_error, "0"),
+        ("bad, above", verdict.rows_above, "error 2r", verdict.max_above_deviation, lost),
+        ("bad, all kept", config.worlds, f"error {full}", abs(verdict.special_error - full), f"{verdict.special_r}"),
+    ]
+    table = Table(box=None, pad_edge=False)
+    for name in ("regime", "rows", "claim", "worst deviation", "directions lost, r"):
+        table.add_column(name, overflow="fold")
+    for regime, rows, claim, deviation, r in lines:
+        table.add_row(regime, f"{rows:,}", claim, _short(deviation), r)
+    console = Console(soft_wrap=True)
+    console.print(table)
+    console.print(
+        f"Sorting the values and dropping the first would count {verdict.special_naive_r} where all nuisance is kept.\n"
+        f"Other positives: {verdict.mismatch_violations} of {verdict.mismatch_checks} errors beyond the bound; "
+        f"error / bound: median {_short(median)}, most {_short(worst)}.",
+        highlight=False,
+    )
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"

@@ -1,0 +1,174 @@
+"""What is claimed of encoders on finite worlds, as numbers that can be computed and so be checked.
+
+Owns: the threshold and the count of lost directions, the lower bound, the bounds for other positives, the rotation from few
+pairs, the split of the softmax loss. Does not own: the encoders (`finite_world`), where the claims are checked (`theory_grid`
+and the tests, one named for each proposition).
+Invariant: a bound is computed from what the claim assumes and from nothing else, least of all from the error it bounds.
+
+The names follow the paper (arXiv 2610.39302) as it is reported; the proofs are in docs/theory.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import polar, qr
+from scipy.special import logsumexp
+
+from infra.errors import InputError
+from trainer.theory.finite_world import F64, I64, PairLaw
+
+ROUNDED_DIGITS: Final = 9
+"Values that agree in so many are equal where the order of a sorted list is at issue."
+
+
+# --- nuisance: Theorem 3, Proposition 3 ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold:
+    """alpha: the value of the last dimension that the world would fill; beta: the largest value of the nuisance."""
+
+    alpha: float
+    beta: float
+
+    @property
+    def is_below(self) -> bool:
+        """Whether no direction is lost."""
+        return self.beta < self.alpha
+
+
+def threshold(world: PairLaw, nuisance: PairLaw, dims: int) -> Threshold:
+    """Proposition 3: beta_1 < alpha_k and no direction is lost, beta_1 > alpha_k and at least one is.
+
+    Raises InputError for a kernel that is not positive semidefinite: the product of two negative values may pass alpha_k.
+    """
+    for name, law in (("world", world), ("nuisance", nuisance)):
+        if not law.is_positive:
+            raise InputError(
+                f"The kernel of the {name} has the value {law.values[-1]:.3g}, so the threshold says nothing: products of negative values count too. Make pairs by two independent draws from one scene."
+            )
+    return Threshold(alpha=float(world.values[dims - 1]), beta=float(nuisance.values[0]))
+
+
+def count_lost(world: PairLaw, nuisance: PairLaw, dims: int) -> int:
+    """How many of the `dims` largest values of the product kernel, without the constant's, belong to the nuisance.
+
+    Values alpha_i beta_j: of the world (j = 0), of the nuisance (i = 0), mixed; encoders of the last two kinds have E[f | z] = 0.
+    """
+    values, is_nuisance = _products(world, nuisance)
+    order = np.argsort(-values[1:], kind="stable")[:dims]
+    return int(is_nuisance[1:][order].sum())
+
+
+def count_lost_naively(world: PairLaw, nuisance: PairLaw, dims: int) -> int:
+    """What `sort all values, drop the first as the constant` counts; wrong where another value is 1 too.
+
+    At beta = 1 it drops a direction of the nuisance and keeps the constant, which stands behind its equals in a sorted list.
+    """
+    values, is_nuisance = _products(world, nuisance)
+    order = np.argsort(np.round(values, ROUNDED_DIGITS), kind="stable")[::-1]
+    return int(is_nuisance[order[1 : dims + 1]].sum())
+
+
+def _products(world: PairLaw, nuisance: PairLaw) -> tuple[F64, NDArray[np.bool_]]:
+    """All values of the product kernel, the constant's first, and which belong to the nuisance."""
+    alphas, betas = (np.concatenate([[1.0], law.values]) for law in (world, nuisance))
+    is_nuisance = np.zeros((len(alphas), len(betas)), bool)
+    is_nuisance[:, 1:] = True
+    return np.outer(alphas, betas).ravel(), is_nuisance.ravel()
+
+
+def least_error(dims: int, lost: float, lost_by_other: float) -> float:
+    """Theorem 3: encoders of which `lost` dimensions speak of nuisances of their own are at least this far from one rotation.
+
+    2 k - 2 sqrt((k - r)(k - r')), by Cauchy and Schwarz on the nuclear norm; at least r + r'. For any whitened encoders.
+    """
+    return 2 * dims - 2 * float(np.sqrt(max(0.0, dims - lost) * max(0.0, dims - lost_by_other)))
+
+
+# --- other positives ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class MismatchBounds:
+    """Upper bounds of the alignment error of two worlds; inf where a gap is not positive and nothing is claimed."""
+
+    by_both: float
+    "2 |dK|_F^2 / (alpha_k(K1) - alpha_k+1(K2))^2: Davis and Kahan's sine theorem, with 1 - cos <= sin^2."
+    by_one: float
+    "8 |dK|_F^2 / (alpha_k - alpha_k+1)^2 of K1 alone: Yu, Wang and Samworth (arXiv 1405.0680)."
+
+
+def mismatch_bounds(left: PairLaw, right: PairLaw, dims: int) -> MismatchBounds:
+    """Bounds of the alignment error of the closed-form encoders of two worlds with other positives.
+
+    Raises InputError when the marginals differ: then a rotation is sought between functions on other weights.
+    """
+    apart = float(abs(left.marginal_X - right.marginal_X).max())
+    if apart > 1e-10:
+        raise InputError(
+            f"The marginals of two worlds differ by up to {apart:.3g}, but the bound for other positives needs equal ones. Change who is paired, not how often a state occurs."
+        )
+    squared = float(np.square(left.kernel_XX - right.kernel_XX).sum())
+    both = float(left.values[dims - 1] - right.values[dims])
+    one = float(left.values[dims - 1] - left.values[dims])
+    return MismatchBounds(
+        by_both=2 * squared / both**2 if both > 0 else np.inf, by_one=8 * squared / one**2 if one > 0 else np.inf
+    )
+
+
+def mixed_pairing(law: PairLaw, scenes_ZS: F64, share: float) -> PairLaw:
+    """A world of the same marginal in which a share of the states' scenes are other ones.
+
+    scenes_ZS: P(s | z), rows of sum 1. P(z, z') = sum_s P(s) q(z | s) q(z' | s) with q by Bayes keeps the marginal of z exactly.
+    The mixture is (1 - share) of the old pairs and `share` of the new.
+    """
+    joint_ZS = law.marginal_X[:, None] * scenes_ZS
+    other_ZZ = (joint_ZS / joint_ZS.sum(0)) @ joint_ZS.T
+    return PairLaw((1 - share) * law.joint_XX + share * (other_ZZ + other_ZZ.T) / 2)
+
+
+# --- the rotation: Proposition 2 ----------------------------------------------------------------------------------
+
+
+def well_placed(f_ZK: F64) -> I64:
+    """K states whose vectors span the space, far apart: the pivots of a QR decomposition."""
+    _, _, pivots = qr(f_ZK.T, mode="economic", pivoting=True)
+    return np.sort(pivots[: f_ZK.shape[1]]).astype(np.int64)
+
+
+def rotation_from_pairs(left_NK: F64, right_NK: F64) -> F64:
+    """The rotation Q, (K, K), that minimises sum |left - right Q|^2 (orthogonal Procrustes).
+
+    With fewer than K independent pairs it is one of several that fit them all.
+    """
+    rotation_KK, _ = polar(right_NK.T @ left_NK)
+    return np.asarray(rotation_KK, np.float64)
+
+
+# --- next tokens: Proposition 4 -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class SoftmaxSplit:
+    """The cross-entropy of each token as a pull towards its partner and a push from all."""
+
+    pull_N: F64
+    "-<h, e_y>"
+    log_partition_N: F64
+    "log sum_v exp <h, e_v>"
+
+
+def softmax_split(h_NK: F64, e_VK: F64, y_N: I64) -> SoftmaxSplit:
+    """Proposition 4: cross-entropy with a tied table and no bias = pull + log-partition.
+
+    The pull, -<h, e> = |h - e|^2 / 2 - |h|^2 / 2 - |e|^2 / 2, is a prediction term between a prefix and its continuation, two
+    views of one text. The log-partition is what keeps the encoder from collapsing.
+    """
+    logits_NV = h_NK @ e_VK.T
+    pull_N = -np.take_along_axis(logits_NV, y_N[:, None], axis=1)[:, 0]
+    return SoftmaxSplit(pull_N, logsumexp(logits_NV, axis=1))

@@ -7,6 +7,7 @@ Invariant: showing progress never fails a job and never touches what it writes.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import resource
 import sys
@@ -14,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Self
@@ -24,6 +26,28 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 30.0
 LIVE_INTERVAL_S = 1.0
+
+_is_hidden: ContextVar[bool] = ContextVar("progress is hidden", default=False)
+
+
+@contextlib.contextmanager
+def hidden() -> Iterator[None]:
+    """Show no progress of the jobs that start in this block: a program that calls the library did not ask for any."""
+    token = _is_hidden.set(True)
+    try:
+        yield
+    finally:
+        _is_hidden.reset(token)
+
+
+def default_stream() -> IO[str]:
+    """Where progress goes: stderr, or nowhere inside `hidden`."""
+    return _Nowhere() if _is_hidden.get() else sys.stderr
+
+
+class _Nowhere(io.StringIO):
+    def write(self, text: str, /) -> int:
+        return len(text)
 
 
 class Progress:
@@ -50,7 +74,7 @@ class Progress:
         self.rejects: Counter[str] = Counter()
         self.peak_rss_bytes = 0
         self._quiet = quiet
-        self._stream = stream if stream is not None else sys.stderr
+        self._stream = stream if stream is not None else default_stream()
         self._interval_s = interval_s
         self._lock = threading.Lock()
         self._ended = threading.Event()

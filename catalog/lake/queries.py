@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from typing import IO, Any
 
+import pyarrow as pa
+
 from catalog import layout
 from catalog.lake import answers, database, guard, lake
 from infra.errors import StorageError, UsageError
@@ -27,9 +29,7 @@ def run_select(
     """
     if as_csv and as_json:
         raise UsageError("--csv and --json exclude each other. Name one.")
-    with lake.reading(home) as reader, _sentences(home):
-        guard.lock_down(reader, home.catalog)
-        cursor = reader.connection.execute(guard.check_select(reader, sql))
+    with _selected(home, sql) as cursor:
         names = [str(column[0]) for column in cursor.description or []]
         rows: Iterator[answers.Row] = answers.in_batches(cursor.fetchmany)
         if as_json:
@@ -44,6 +44,12 @@ def run_select(
                 file=sys.stderr,
             )
         return count
+
+
+def select_table(home: Home, sql: str) -> pa.Table:
+    """The rows of one SELECT as a table of Arrow. Raises like `run_select`."""
+    with _selected(home, sql) as cursor:
+        return cursor.to_arrow_table()
 
 
 def list_tables(home: Home) -> Answer:
@@ -72,6 +78,14 @@ def list_snapshots(home: Home) -> Answer:
     with lake.reading(home) as reader, _sentences(home):
         table_names = {str(number): name.removeprefix("main.") for number, name in reader.rows(tables)}
         return names, [(*row[:4], _changes(row[4], table_names)) for row in reader.rows(query)]
+
+
+@contextlib.contextmanager
+def _selected(home: Home, sql: str) -> Iterator[lake.Connection]:
+    """The result of a query that passed the guard, on a read-only connection that it cannot leave."""
+    with lake.reading(home) as reader, _sentences(home):
+        guard.lock_down(reader, home.catalog)
+        yield reader.connection.execute(guard.check_select(reader, sql))
 
 
 def _changes(changes: dict[str, list[str]], table_names: dict[str, str]) -> str:

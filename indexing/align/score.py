@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -155,6 +155,18 @@ def values_of(left: Side, right: Side, config: AlignConfig) -> list[float | None
         except InputError:
             found.append(None)
     return found
+
+
+def permuted_values(
+    metric: str, x_ND: npt.NDArray[np.generic], y_NE: npt.NDArray[np.generic], *, k: int
+) -> Callable[[Ids | None], float]:
+    """The metric of two tables as a function of the order (N,) of the rows of the second one; None: as they are.
+
+    Neighbours are searched once. Raises UsageError for an unknown metric, InputError for too few items.
+    """
+    config = AlignConfig(metrics=(metric,), k=k)
+    grid = _Grid(metric, Side({0: x_ND}, config), Side({0: y_NE}, config))
+    return lambda order_N: grid.values(order_N)[0, 0]
 
 
 def why_no_interval(metric: str, n: int) -> str | None:

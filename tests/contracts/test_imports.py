@@ -71,6 +71,8 @@ def tree(tmp_path: Path) -> Path:
         ("catalog/part.py", "def late() -> None:\n    import torch.nn"),
         ("infra/part.py", "import torch"),
         ("infra/part.py", "from transformers import AutoModel"),
+        ("infra/part.py", "import goodviews"),
+        ("trainer/part.py", "def late() -> None:\n    from goodviews import cka"),
     ],
 )
 def test_a_forbidden_import_breaks_a_contract(tree: Path, module: str, line: str) -> None:

@@ -8,7 +8,6 @@ nobody reads; showing it never fails a training.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Self
 
 import orjson
 
-from infra import storage
+from infra import progress, storage
 from infra.errors import GoodviewsError
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ class LiveLine:
     ) -> None:
         self._url = url
         self._label = label
-        self._stream = stream if stream is not None else sys.stderr
+        self._stream = stream if stream is not None else progress.default_stream()
         self._interval_s = interval_s
         self._ended = threading.Event()
         self._live: Live | None = None

@@ -1,0 +1,431 @@
+"""The Python API: `import goodviews as gv`, then `gv.open(home)`, the measures, the losses and the stream.
+
+Every public name is in `__all__`. Importing this module imports nothing heavy: torch, pyarrow and duckdb load where a
+function first needs them. Functions take NumPy arrays or torch tensors (on any device) whose row i is item i.
+
+    import goodviews as gv
+
+    workspace = gv.open("./home")
+    workspace.ingest("toyworld", settings={"source.scenes": 500}, num_cpus=0)
+    workspace.sql("SELECT split, count(*) AS scenes FROM scenes GROUP BY split").df()
+
+Legend of shapes: N items, D and E dimensions, M queries, K neighbours, V views of B samples.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from infra.errors import (
+    AccountingError,
+    ConfigError,
+    ConflictError,
+    GoodviewsError,
+    InputError,
+    IntegrityError,
+    RejectBudgetError,
+    StorageError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pandas as pd
+    import pyarrow as pa
+    import torch
+
+    from indexing.rotate.rotation import FittedMap
+    from indexing.search.knn import Neighbours
+    from indexing.uncertainty.calibration import Calibration
+    from infra.home import Home
+
+    Table = npt.NDArray[Any] | torch.Tensor
+
+__all__ = [
+    "AccountingError",
+    "Calibration",
+    "ConfigError",
+    "ConflictError",
+    "FittedMap",
+    "GoodviewsError",
+    "InputError",
+    "IntegrityError",
+    "Neighbours",
+    "RejectBudgetError",
+    "Result",
+    "StorageError",
+    "UsageError",
+    "Workspace",
+    "calibrate",
+    "cka",
+    "cknna",
+    "exact_knn",
+    "fit_rotation",
+    "mutual_knn",
+    "open",
+    "recall_at_k",
+    "svcca",
+]
+
+_LAZY: Final = {
+    "Calibration": "indexing.uncertainty.calibration",
+    "FittedMap": "indexing.rotate.rotation",
+    "Neighbours": "indexing.search.knn",
+}
+"Public classes that live in a package, and the module that each is imported from at its first use."
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'goodviews' has no attribute {name!r}. Its names are {', '.join(__all__)}.")
+    found = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+# --- a HOME -------------------------------------------------------------------------------------------------------
+
+
+def open(home: str | None = None, catalog: str | None = None) -> Workspace:
+    """The datasets, runs, embedding sets and scores of one HOME, and the verbs that make them.
+
+    home: folder or URL; None: GOODVIEWS_HOME, else ./goodviews-home. It need not exist yet.
+    catalog: SQLite path or `postgres:...`; None: GOODVIEWS_CATALOG, else HOME/catalog.sqlite.
+    Raises UsageError when HOME is not local and no catalog is named.
+
+    >>> import goodviews as gv
+    >>> gv.open(home).datasets.df()[["dataset", "is_current"]].to_dict("records")
+    [{'dataset': 'toyworld', 'is_current': True}]
+    """
+    from infra.home import resolve
+
+    return Workspace(resolve(home, catalog))
+
+
+class Workspace:
+    """An open HOME; made by `open`. It holds no connection and no lock, so it may be kept, pickled and shared by threads.
+
+    The verbs take the options of the command of the same name (`goodviews ingest --help`), with `_` for `-`. `settings`
+    stands for `--set`: a mapping of dotted keys, such as {"plan.epochs": 2}. They print nothing; `progress=True` shows on
+    stderr what the command shows. They raise the errors of this module, such as `InputError`.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+
+    def __repr__(self) -> str:
+        return f"goodviews.open({self.home.url!r})"
+
+    # --- asking ---
+
+    def sql(self, query: str) -> Result:
+        """The rows of one SELECT over the catalog, read-only like `goodviews catalog sql`.
+
+        Raises UsageError for anything but one SELECT and for a query that DuckDB cannot bind, InputError when HOME has no
+        catalog yet.
+
+        >>> import goodviews as gv
+        >>> gv.open(home).sql("SELECT count(*) AS scenes FROM scenes").to_pylist()
+        [{'scenes': 60}]
+        """
+        from catalog.lake.queries import select_table
+
+        return Result(arrow=select_table(self.home, query))
+
+    @property
+    def datasets(self) -> Result:
+        """The table `datasets`: a row a version, with `is_current`."""
+        return self.sql("SELECT * FROM datasets ORDER BY dataset, version")
+
+    @property
+    def runs(self) -> Result:
+        """The table `runs`: a row a training, latest start first."""
+        return self.sql("SELECT * FROM runs ORDER BY started_at DESC, run_id")
+
+    @property
+    def embeddings(self) -> Result:
+        """The table `embeddings`: a row an embedding set, oldest first."""
+        return self.sql("SELECT * FROM embeddings ORDER BY created_at, embedding_id")
+
+    @property
+    def leaderboard(self) -> Result:
+        """The view `leaderboard`: scores ranked among those that can be compared (`place`)."""
+        return self.sql("SELECT * FROM leaderboard ORDER BY metric, dataset, version, split, right_name, place")
+
+    def scenes(self, dataset: str, split: str = "train", *, version: str | None = None) -> Iterator[pa.RecordBatch]:
+        """The scenes of a split with their captions, as Arrow record batches, shard after shard; one batch is in memory.
+
+        version: None takes the current one. Raises InputError for an unknown dataset, version or split.
+
+        >>> import goodviews as gv
+        >>> sum(batch.num_rows for batch in gv.open(home).scenes("toyworld", "train"))
+        39
+        """
+        from catalog.versions.scenes import scene_batches
+
+        return scene_batches(self.home, dataset, version or self._current(dataset), split)
+
+    def _current(self, dataset: str) -> str:
+        rows = self.sql("SELECT dataset, version FROM datasets WHERE is_current ORDER BY dataset").to_pylist()
+        versions = {str(row["dataset"]): str(row["version"]) for row in rows}
+        if dataset not in versions:
+            known = ", ".join(versions) or "none"
+            raise InputError(
+                f"There is no dataset {dataset!r} in the catalog. There are: {known}. Ingest it, or name one."
+            )
+        return versions[dataset]
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """The rows of a query: a table of Arrow (`arrow`), and `df()` for pandas.
+
+    It has all attributes of `pyarrow.Table` (`num_rows`, `to_pylist`, ...) and its stream protocol, so polars.DataFrame,
+    pandas and DuckDB take it as it is.
+
+    >>> import goodviews as gv
+    >>> rows = gv.open(home).sql("SELECT split, count(*) AS scenes FROM scenes GROUP BY split ORDER BY split")
+    >>> rows.num_rows, rows.column_names
+    (3, ['split', 'scenes'])
+    >>> rows.df()["scenes"].tolist()
+    [8, 39, 13]
+    """
+
+    arrow: pa.Table
+
+    def df(self) -> pd.DataFrame:
+        """The rows as a pandas DataFrame. Raises UsageError where pandas is not installed."""
+        try:
+            importlib.import_module("pandas")
+        except ModuleNotFoundError as error:
+            raise UsageError("`df()` needs pandas. Run `pip install pandas`, or use the Arrow table itself.") from error
+        return self.arrow.to_pandas()
+
+    def __getattr__(self, name: str) -> Any:
+        # Only what is not found otherwise; unpickling asks before `arrow` is there.
+        if name == "arrow" or (name.startswith("__") and name != "__arrow_c_stream__"):
+            raise AttributeError(name)
+        return getattr(self.arrow, name)
+
+    def __len__(self) -> int:
+        return int(self.arrow.num_rows)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.arrow[key]
+
+    def __repr__(self) -> str:
+        return repr(self.arrow)
+
+
+# --- measures -----------------------------------------------------------------------------------------------------
+
+
+def exact_knn(base: Table, *, k: int, queries: Table | None = None, exclude_self: bool | None = None) -> Neighbours:
+    """The k nearest rows of `base` by exact cosine; ties go to the lower row.
+
+    base (N, D), queries (M, D): None asks for the neighbours of the rows of `base` themselves, each without itself.
+    exclude_self: whether row i is no neighbour of query i; None: only without queries. The answer does not depend on
+    threads, tiles or device. Zero rows have no neighbours and are nobody's; missing places hold -1 and NaN.
+    Raises InputError for rows that hold NaN or an infinity and for tables that do not fit together, UsageError for k < 1.
+
+    >>> import goodviews as gv, numpy as np
+    >>> gv.exact_knn(np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), k=1).ids_MK.ravel().tolist()
+    [1, 0, 1]
+    """
+    from indexing.search import knn
+
+    return knn.exact_knn(base, k=k, queries_MD=queries, exclude_self=exclude_self)
+
+
+def mutual_knn(x: Table, y: Table, *, k: int = 10) -> float:
+    """Mean share of the k nearest neighbours that two tables give the same items, 0 to 1.
+
+    x (N, D), y (N, E). Neighbours by exact cosine; ties at the last place of both lists count for nothing. Independent
+    tables score k / (N - 1) on average. Raises InputError if N differs or k is not in 1 .. N - 2.
+    Source: Huh et al. 2024, arXiv 2405.07987.
+
+    >>> import goodviews as gv, numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(100, 8))
+    >>> gv.mutual_knn(x, 3 * x, k=10)
+    1.0
+    """
+    from indexing.align import neighbours
+
+    return neighbours.mutual_knn(_array(x), _array(y), k=k)
+
+
+def cka(x: Table, y: Table, *, unbiased: bool = False) -> float:
+    """Linear centred kernel alignment of the unit rows of two tables, 0 to 1; never forms an N x N matrix.
+
+    x (N, D), y (N, E). unbiased: the estimator of HSIC that is 0 on average for independent tables (and may be negative);
+    the biased one grows with D / N. Raises InputError for N < 4 or unequal N.
+    Sources: Kornblith et al. 2019, arXiv 1905.00414; Song et al. 2012.
+
+    >>> import goodviews as gv, numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(200, 4))
+    >>> round(gv.cka(x, x[:, ::-1]), 4)
+    1.0
+    """
+    from indexing.align import kernels
+
+    return kernels.CKA(*_pair(x, y), unbiased=unbiased).value()
+
+
+def cknna(x: Table, y: Table, *, k: int = 10) -> float:
+    """Unbiased CKA restricted to pairs of items that are k nearest neighbours in both spaces.
+
+    x (N, D), y (N, E). NaN where the restricted kernels of one space alone have a negative product.
+    Raises InputError for k < 2, N < 4 or unequal N. Source: Huh et al. 2024, arXiv 2405.07987.
+
+    >>> import goodviews as gv, numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(200, 4))
+    >>> round(gv.cknna(x, x, k=10), 3)
+    1.0
+    """
+    from indexing.align import kernels
+    from indexing.align.neighbours import neighbour_lists
+
+    a, b = _pair(x, y)
+    return kernels.CKNNA(a, b, (neighbour_lists(a, k=k), neighbour_lists(b, k=k))).value()
+
+
+def svcca(x: Table, y: Table) -> float:
+    """Mean canonical correlation of the 10 leading singular directions of two standardised tables, 0 to 1.
+
+    x (N, D), y (N, E). Raises InputError for N < 12 or unequal N. Source: Raghu et al. 2017, arXiv 1706.05806.
+
+    >>> import goodviews as gv, numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(200, 4))
+    >>> round(gv.svcca(x, x @ np.diag([1.0, 2.0, 3.0, 4.0])), 2) > 0.8
+    True
+    """
+    from indexing.align import kernels
+
+    return kernels.svcca(*_pair(x, y))
+
+
+def fit_rotation(x: Table, y: Table, *, centre: bool = True, unit: bool = False) -> FittedMap:
+    """The rotation that brings the rows of x nearest to those of y: W = U V' of the thin SVD X'Y = U S V'.
+
+    x (N, D), y (N, E); row i is one pair. `map_rows` of the result takes rows of the first space to unit rows of the
+    second, `target_rows` takes rows of the second to the unit rows that they are compared with. centre: take the mean of
+    the fit rows off both sides. unit: bring fit rows to length 1 after that.
+    Raises InputError for unequal or fewer than 2 rows and for values that are not finite.
+    Source: Schoenemann 1966.
+
+    >>> import goodviews as gv, numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(100, 3))
+    >>> turned = x @ np.array([[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+    >>> rotation = gv.fit_rotation(x, turned)
+    >>> bool(np.allclose(rotation.map_rows(x), rotation.target_rows(turned)))
+    True
+    """
+    from indexing.rotate import rotation
+
+    return rotation.fit(_array(x), _array(y), rotation.MapConfig(centre=centre, unit=unit))
+
+
+def recall_at_k(
+    queries: Table,
+    gallery: Table,
+    *,
+    k: int = 1,
+    query_labels: Sequence[int] | None = None,
+    gallery_labels: Sequence[int] | None = None,
+) -> float:
+    """Share of the queries that find one of their right ones among the k highest cosines of the gallery, 0 to 1.
+
+    queries (M, D), gallery (G, D). Labels (M,) and (G,): a query and a row of the gallery with equal labels belong
+    together; None: query i belongs to row i. Ties go against the query: a model that gives all rows the same score finds
+    nothing. Chance is k / G where each query has one right row.
+    Raises InputError for labels of another length and for a query without a right row.
+
+    >>> import goodviews as gv, numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(50, 8))
+    >>> gv.recall_at_k(x, x + 0.01, k=1), gv.recall_at_k(np.ones_like(x), np.ones_like(x), k=1)
+    (1.0, 0.0)
+    """
+    import numpy as np
+
+    from indexing.align.kernels import unit_rows
+    from indexing.rotate.retrieval import rank
+
+    if k < 1:
+        raise UsageError(f"k is {k}, but must be 1 or more.")
+    a, b = unit_rows(_array(queries)), unit_rows(_array(gallery))
+    labels = [
+        np.arange(len(table), dtype=np.int64) if given is None else np.asarray(given, np.int64)
+        for table, given in ((a, query_labels), (b, gallery_labels))
+    ]
+    if a.shape[1:] != b.shape[1:] or [len(a), len(b)] != [len(one) for one in labels]:
+        shapes = f"{a.shape} and {b.shape}, with {len(labels[0]):,} and {len(labels[1]):,} labels"
+        raise InputError(f"Queries and gallery have shapes {shapes}; give rows of one space and a label for each.")
+    return float(rank(a, b, labels[0], labels[1]).hits(k).mean())
+
+
+def calibrate(
+    metric: str | Callable[[Any, Any], float],
+    x: Table,
+    y: Table,
+    *,
+    k: int = 10,
+    permutations: int = 200,
+    alpha: float = 0.05,
+    seed: int = 0,
+) -> Calibration:
+    """What a score is worth beside scores of shuffled items: p-value, threshold, calibrated value, mean of the shuffled.
+
+    metric: a name (mutual_knn, cycle_knn, lcs_knn, edit_distance_knn, cka, unbiased_cka, cknna, svcca), for which
+    neighbours are searched once (k); or any function of two tables whose perfect value is 1.
+    x (N, D), y (N, E): the rows of y are shuffled. alpha: a score counts from the 1 - alpha quantile of the shuffled on.
+    Raises UsageError for an unknown metric and for too few permutations.
+    Source: Groeger, Wen and Brbic 2026, arXiv 2602.14486.
+
+    >>> import goodviews as gv, numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(100, 8))
+    >>> found = gv.calibrate("mutual_knn", x, x, k=5, permutations=99)
+    >>> round(found.p_value, 2), found.calibrated
+    (0.01, 1.0)
+    """
+    from indexing.align.score import permuted_values
+    from indexing.uncertainty import calibration
+
+    a, b = _pair(x, y)
+    value_of = permuted_values(metric, a, b, k=k) if isinstance(metric, str) else _of_permuted(metric, a, b)
+    config = calibration.CalibrationConfig(permutations=permutations, alpha=alpha, seed=seed)
+    largest = float(k) if metric == "lcs_knn" else 1.0
+    found = calibration.calibrate(value_of(None), value_of, len(a), config, largest=largest)
+    if found is None:
+        raise UsageError(
+            f"The score is {value_of(None)} with {permutations} permutations, so there is nothing to compare."
+        )
+    return found
+
+
+def _of_permuted(
+    metric: Callable[[Any, Any], float], x: npt.NDArray[Any], y: npt.NDArray[Any]
+) -> Callable[[npt.NDArray[np.int64] | None], float]:
+    return lambda order: float(metric(x, y if order is None else y[order]))
+
+
+def _pair(x: Table, y: Table) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    from indexing.align.neighbours import check_rows
+
+    a, b = _array(x), _array(y)
+    check_rows(a, b)
+    return a, b
+
+
+def _array(values: Table) -> npt.NDArray[Any]:
+    """The values as NumPy sees them; tensors leave their graph and device, and bfloat16 becomes float32."""
+    from indexing.search.rows import Rows
+
+    return Rows(values, name="table").x_ND

@@ -14,9 +14,12 @@ Legend of shapes: N items, D and E dimensions, M queries, K neighbours, V views 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from infra.errors import (
@@ -38,12 +41,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
+    from catalog.report.page import Report
     from indexing.rotate.rotation import FittedMap
     from indexing.search.knn import Neighbours
+    from indexing.search.text_search import Answer
     from indexing.uncertainty.calibration import Calibration
     from infra.home import Home
+    from pipelines.embed.job import Outcome as Embedded
+    from pipelines.ingest.job import Outcome as Ingested
+    from trainer.run.job import Finished as Trained
 
     Table = npt.NDArray[Any] | torch.Tensor
+    Settings = Mapping[str, bool | int | float | str | Sequence[bool | int | float | str] | None]
 
 __all__ = [
     "AccountingError",
@@ -57,6 +66,7 @@ __all__ = [
     "Neighbours",
     "RejectBudgetError",
     "Result",
+    "Score",
     "StorageError",
     "UsageError",
     "Workspace",
@@ -77,6 +87,8 @@ _LAZY: Final = {
     "Neighbours": "indexing.search.knn",
 }
 "Public classes that live in a package, and the module that each is imported from at its first use."
+
+_PACKAGES: Final = ("catalog", "indexing", "infra", "pipelines", "trainer")
 
 
 def __getattr__(name: str) -> Any:
@@ -183,6 +195,405 @@ class Workspace:
             )
         return versions[dataset]
 
+    # --- the verbs ---
+
+    def ingest(
+        self,
+        source: str,
+        *,
+        input: str | Sequence[str] = (),
+        dataset: str | None = None,
+        scenes_per_shard: int | None = None,
+        views: str | None = None,
+        limit: int | None = None,
+        exclude: str | Sequence[str] = (),
+        max_scenes_per_caption: int | None = None,
+        max_reject_rate: float = 0.2,
+        config: str | None = None,
+        settings: Settings | None = None,
+        address: str | None = None,
+        num_cpus: int | None = None,
+        progress: bool = False,
+    ) -> Ingested:
+        """Turn a caption set into scenes, view tars and a committed dataset version.
+
+        Returns the counts, the version and where its files are; `was_there` when the same version was committed before.
+        num_cpus: None starts Ray with all CPUs, 0 works in this process.
+        Raises InputError for bad inputs, RejectBudgetError over `max_reject_rate`, UsageError or ConfigError for options.
+
+        >>> import goodviews as gv
+        >>> done = gv.open(other_home).ingest("toyworld", settings={"source.scenes": 12}, num_cpus=0)
+        >>> done.scenes, done.texts_read == done.texts_kept + sum(done.rejects.values())
+        (12, True)
+        """
+        from infra.session import open_workers
+        from pipelines.ingest import commands, job
+
+        own = {
+            "scenes_per_shard": scenes_per_shard,
+            "views": views,
+            "limit": limit,
+            "max_scenes_per_caption": max_scenes_per_caption,
+            "exclude.sets": _list(exclude) or None,
+        }
+        request = commands.build_request(
+            source, _list(input), dataset, config, [*_sets(settings), *_sets(own)], max_reject_rate
+        )
+        with _quiet(progress), open_workers(address=address, num_cpus=num_cpus) as workers:
+            return job.ingest(request, self.home, workers)
+
+    def train(
+        self,
+        recipe: str | None = None,
+        *,
+        dataset: str | None = None,
+        split: str | None = None,
+        roles: str | Sequence[str] = (),
+        views: str | float | None = None,
+        objective: str | None = None,
+        arm: str | None = None,
+        seed: int | None = None,
+        num_workers: int = 0,
+        use_gpu: bool = False,
+        resume: str | None = None,
+        run_id: str | None = None,
+        settings: Settings | None = None,
+        address: str | None = None,
+        num_cpus: int | None = None,
+        progress: bool = False,
+    ) -> Trained:
+        """Train a text encoder, or go on with a run (`resume`).
+
+        recipe: flickr-33m, recap-109m, tiny-cpu, or a TOML file. views: "good", "bad" or the share of good samples.
+        num_workers: ranks on Ray; 0 is one rank in this process. Returns the run id, what was consumed, the last metrics
+        and the encoders; `embed(f"run:{run_id}", ...)` takes the last of them.
+        Raises UsageError or ConfigError for options, InputError for data, ConflictError for a run that is there already.
+
+        >>> import goodviews as gv
+        >>> tiny = {"plan.epochs": 1, "plan.batch_global": 16, "plan.lanes": 4, "encoder.width": 32, "encoder.heads": 2}
+        >>> tiny |= {"encoder.ffn": 64, "encoder.layers": 1, "lejepa.n_directions": 32, "tokenizer.vocab_size": 512}
+        >>> gv.open(home).train("tiny-cpu", dataset="toyworld", run_id="second", settings=tiny).steps
+        2
+        """
+        from trainer.run import job, launch
+        from trainer.run import recipe as recipes
+
+        fractions = {"good": 1.0, "bad": 0.0}
+        own = {
+            "data.dataset": dataset,
+            "data.split": split,
+            "objective": objective,
+            "plan.seed": seed,
+            "plan.roles": _list(roles) or None,
+            "plan.good_fraction": fractions.get(views, views) if isinstance(views, str) else views,
+        }
+        sets = [*_sets(own), *_sets(settings)]
+        cluster = launch.Cluster(num_workers=num_workers, use_gpu=use_gpu, address=address, num_cpus=num_cpus)
+        if (resume is None) == (recipe is None) or (resume is not None and (arm or run_id)):
+            raise UsageError(
+                "Name a recipe, or a run to go on with (`resume`), which keeps its own recipe, arm and run_id."
+            )
+        with _quiet(progress):
+            if resume is not None:
+                return job.resume(resume, self.home, cluster, sets=sets)
+            return job.start(recipes.load(str(recipe), arm=arm, sets=sets), self.home, cluster, run_id=run_id)
+
+    def embed(
+        self,
+        model: str,
+        *,
+        dataset: str,
+        split: str,
+        of: str,
+        images: str | Sequence[str] = (),
+        layers: str = "last",
+        pool: str | None = None,
+        dtype: str = "float16",
+        roles: str | Sequence[str] = (),
+        name: str | None = None,
+        batch_tokens: int = 8192,
+        max_missing_rate: float = 0.0,
+        address: str | None = None,
+        num_cpus: int | None = None,
+        progress: bool = False,
+    ) -> Embedded:
+        """Embed captions, images or scenes of a split with a frozen encoder.
+
+        model: a Hugging Face name, a folder, run:ID (also @untrained, @epoch-001, @best), or efficientnet-lite0.
+        dataset: `name` for the current version, or `name@version`. of: captions, images or scenes (mean of unit captions).
+        num_cpus: None starts Ray with all CPUs, 0 works in this process. Returns the name and id of the set, and counts.
+        Raises InputError for a model or dataset that is not there and over the budget of missing images.
+
+        >>> import goodviews as gv
+        >>> done = gv.open(home).embed("run:first", dataset="toyworld", split="train", of="scenes", num_cpus=0)
+        >>> done.name, done.rows, done.dims
+        ('run:first/toyworld/train/scenes', 39, 32)
+        """
+        from infra.session import open_workers
+        from pipelines.embed import job
+        from pipelines.embed.plan import EmbedConfig, plan_embedding
+
+        title, _, version = dataset.partition("@")
+        config = EmbedConfig(
+            model=model,
+            dataset=title,
+            version=version or None,
+            split=split,
+            observation=of,
+            images=tuple(_list(images)),
+            layers=layers,
+            pooling=pool,
+            dtype=dtype,
+            roles=tuple(_list(roles)),
+            name=name,
+            batch_tokens=batch_tokens,
+            max_missing_rate=max_missing_rate,
+        )
+        with _quiet(progress):
+            plan = plan_embedding(config, self.home)
+            with open_workers(address=address, num_cpus=num_cpus) as workers:
+                return job.embed(plan, None if num_cpus == 0 else workers)
+
+    def align(
+        self,
+        left: str,
+        right: str,
+        *,
+        metric: str | Sequence[str] = "mutual_knn",
+        k: int = 10,
+        protocol: str = "plain",
+        exact_clamp: bool = False,
+        left_layer: int | None = None,
+        right_layer: int | None = None,
+        captions: str = "mean",
+        keys: str | None = None,
+        against: str | None = None,
+        permutations: int = 200,
+        bootstrap: int = 10_000,
+        seed: int = 0,
+        progress: bool = False,
+    ) -> list[Score]:
+        """Score how alike two embedding sets are, with chance, intervals and ties; recorded in the catalog.
+
+        left, right, against: names or ids of embedding sets. metric: one, several, or "all". With `against` the paired
+        differences follow the scores. What makes a score doubtful is in `details["alarms"]`.
+        Raises InputError for sets that are not there or hold too few common scenes, UsageError for options.
+
+        >>> import goodviews as gv
+        >>> name = "run:first/toyworld/train/scenes"
+        >>> [score] = gv.open(home).align(name, name, k=5, permutations=20, bootstrap=100)
+        >>> score.metric, score.value, score.n, round(score.chance, 3)
+        ('mutual_knn', 1.0, 39, 0.132)
+        """
+        from indexing.align.job import ScoringConfig, score_sets
+        from indexing.align.layers import ProtocolConfig
+        from indexing.align.score import METRICS, AlignConfig
+        from indexing.sets.joins import JoinConfig
+        from indexing.uncertainty.bootstrap import BootstrapConfig
+        from indexing.uncertainty.calibration import CalibrationConfig
+
+        named = _list(metric)
+        config = ScoringConfig(
+            left=left,
+            right=right,
+            against=against,
+            left_layer=left_layer,
+            right_layer=right_layer,
+            keys=keys,
+            align=AlignConfig(
+                metrics=METRICS if named == ["all"] else tuple(dict.fromkeys(named)),
+                k=k,
+                protocol=ProtocolConfig(name=protocol, exact_quantile=exact_clamp),
+                bootstrap=BootstrapConfig(draws=bootstrap, seed=seed),
+                calibration=CalibrationConfig(permutations=permutations, seed=seed),
+            ),
+            join=JoinConfig(captions=captions, seed=seed),
+        )
+        with _quiet(progress):
+            return [_score(row) for row in score_sets(self.home, config)]
+
+    def rotate(
+        self,
+        left: str,
+        right: str,
+        *,
+        fit: str | None = None,
+        fit_pairs: int | None = None,
+        fit_share: float | None = None,
+        splits: int = 20,
+        map: str = "rotation",
+        pairs: int | None = None,
+        curve: Sequence[int] = (),
+        apply: str | None = None,
+        against: str | None = None,
+        centre: bool = True,
+        unit: bool = False,
+        captions: str = "mean",
+        bootstrap: int = 10_000,
+        seed: int = 0,
+        progress: bool = False,
+    ) -> list[Score]:
+        """Fit a map between two embedding sets and score what it retrieves on other scenes; recorded in the catalog.
+
+        Exactly one of `fit` (a split), `fit_pairs` and `fit_share` says where the fit pairs come from, or `apply` names a
+        saved map. Beside the map stand two controls, a random one and one fitted on shuffled pairs (`Score.map`).
+        Raises InputError for sets that are not there or do not join, UsageError for options.
+
+        >>> import goodviews as gv
+        >>> name = "run:first/toyworld/train/scenes"
+        >>> scores = gv.open(home).rotate(name, name, fit_share=0.5, splits=2, bootstrap=100)
+        >>> sorted({score.map for score in scores}), scores[0].metric, scores[0].value > 0.9
+        (['random', 'rotation', 'shuffled'], 'recall@1', True)
+        """
+        from indexing.rotate.job import MappingConfig, rotate_sets
+        from indexing.rotate.rotation import MapConfig
+        from indexing.rotate.transfer import apply_map
+        from indexing.sets.joins import JoinConfig
+        from indexing.uncertainty.bootstrap import BootstrapConfig
+
+        joining, drawing = JoinConfig(captions=captions, seed=seed), BootstrapConfig(draws=bootstrap, seed=seed)
+        with _quiet(progress):
+            if apply is not None:
+                if (fit, fit_pairs, fit_share, pairs, against) != (None,) * 5 or curve:
+                    raise UsageError("`apply` scores a saved map and fits nothing. Leave out what belongs to fitting.")
+                return [_score(r) for r in apply_map(self.home, apply, (left, right), joining, drawing)]
+            if map == "random":
+                raise UsageError("The random map is a control and stands beside every other one. Name another map.")
+            config = MappingConfig(
+                left=left,
+                right=right,
+                fit=fit,
+                fit_pairs=fit_pairs,
+                fit_share=fit_share,
+                splits=splits,
+                pairs=pairs,
+                curve=tuple(curve),
+                against=against,
+                map=MapConfig(kind=map, centre=centre, unit=unit, seed=seed),
+                join=joining,
+                bootstrap=drawing,
+            )
+            return [_score(row) for row in rotate_sets(self.home, config)]
+
+    def probe(
+        self,
+        set_: str,
+        labels: str | Sequence[str],
+        *,
+        key: str = "scene_key",
+        label: str = "label",
+        kind: str | Sequence[str] = (),
+        layer: int | None = None,
+        captions: str = "mean",
+        k: int = 10,
+        folds: int = 5,
+        bootstrap: int = 10_000,
+        seed: int = 0,
+        progress: bool = False,
+    ) -> list[Score]:
+        """Accuracy of a linear classifier and of nearest neighbours that read a label from an embedding set.
+
+        labels: CSV or parquet files, or states:ATTRIBUTE such as states:place. kind: linear, knn; none for both.
+        Raises InputError for a set or labels that are not there or share too few scenes.
+
+        >>> import goodviews as gv
+        >>> name = "run:first/toyworld/train/scenes"
+        >>> scores = gv.open(home).probe(name, "states:sky", k=3, folds=2, bootstrap=100)
+        >>> [score.metric for score in scores]
+        ['probe_linear', 'probe_knn']
+        """
+        from indexing.probe.job import ProbingConfig, probe_set
+        from indexing.probe.probes import KINDS, ProbeConfig
+        from indexing.uncertainty.bootstrap import BootstrapConfig
+
+        how = ProbeConfig(
+            kinds=tuple(dict.fromkeys(_list(kind) or KINDS)),
+            folds=folds,
+            k=k,
+            seed=seed,
+            bootstrap=BootstrapConfig(draws=bootstrap, seed=seed),
+        )
+        scores = []
+        with _quiet(progress):
+            for source in _list(labels):
+                config = ProbingConfig(
+                    name=set_, labels=source, key=key, label=label, layer=layer, captions=captions, probe=how
+                )
+                scores += [_score(row) for row in probe_set(self.home, config)]
+        return scores
+
+    def search(
+        self,
+        text: str,
+        in_: str,
+        *,
+        k: int = 10,
+        layer: int | None = None,
+        map_: str | None = None,
+        progress: bool = False,
+    ) -> Answer:
+        """The k scenes that a text describes, nearest first, with their captions (`scenes` of the result).
+
+        in_: name or id of an embedding set of texts, or of an index. map_: of `rotate`, to search a set of images.
+        Raises InputError for a set that is not in the text's space.
+
+        >>> import goodviews as gv
+        >>> answer = gv.open(home).search("a boat on the sea", "run:first/toyworld/train/scenes", k=3)
+        >>> len(answer.scenes), answer.exact
+        (3, True)
+        """
+        from indexing.search.text_search import find_target, search_scenes
+
+        with _quiet(progress):
+            return search_scenes(self.home, text, find_target(self.home, in_), k=k, layer=layer, map_id=map_)
+
+    def report(self, *, out: str | None = None, title: str | None = None, progress: bool = False) -> Report:
+        """Write what the catalog holds as one HTML page, with each plot as PNG and SVG beside it; returns where it is.
+
+        out: folder or URL; None: below HOME/reports. Raises InputError without a catalog.
+
+        >>> import goodviews as gv
+        >>> gv.open(home).report().page.endswith("index.html")
+        True
+        """
+        from catalog.report.page import DEFAULT_TITLE, ReportConfig, write_report
+
+        with _quiet(progress):
+            return write_report(self.home, ReportConfig(out=out, title=title or DEFAULT_TITLE))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One number of `align`, `rotate` or `probe`, and what it must be read with.
+
+    low, high: ends of the 95 % bootstrap interval. chance: what says nothing scores. p_value, calibrated: against shuffled
+    items. ties: share of items whose list ends in a tie. left, right: what was compared; of a paired difference None, and
+    `difference` names the two systems. map, pairs, direction: of a fitted map. details: all else that `--json` prints.
+
+    >>> import goodviews as gv
+    >>> gv.Score(metric="cka", value=0.5, n=100).low is None
+    True
+    """
+
+    metric: str
+    value: float
+    n: int
+    low: float | None = None
+    high: float | None = None
+    chance: float | None = None
+    calibrated: float | None = None
+    p_value: float | None = None
+    k: int | None = None
+    ties: float | None = None
+    left: str | None = None
+    right: str | None = None
+    difference: Sequence[str] | None = None
+    map: str = "none"
+    pairs: int | None = None
+    direction: str | None = None
+    protocol: str | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
 
 @dataclass(frozen=True, eq=False)
 class Result:
@@ -223,6 +634,45 @@ class Result:
 
     def __repr__(self) -> str:
         return repr(self.arrow)
+
+
+def _score(row: Mapping[str, Any]) -> Score:
+    """The score that a row of `--json` holds."""
+    own = {f.name for f in fields(Score)} - {"details"}
+    known = {name: value for name, value in row.items() if name in own}
+    return Score(**known, details={name: value for name, value in row.items() if name not in own})
+
+
+def _list(given: str | Sequence[str]) -> list[str]:
+    """One word or several, as several; the command repeats its option instead."""
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _sets(settings: Settings | None) -> list[str]:
+    """Settings in the form of `--set`; None stands for one that was not given."""
+    # JSON of plain values is TOML.
+    given = [(key, value) for key, value in (settings or {}).items() if value is not None]
+    return [f"{key}={json.dumps(list(v) if isinstance(v, tuple) else v, ensure_ascii=False)}" for key, v in given]
+
+
+@contextlib.contextmanager
+def _quiet(progress: bool) -> Iterator[None]:
+    """Show progress only where it is asked for, and warnings only to a program that has set up its logging."""
+    if progress:
+        yield
+        return
+    from infra.progress import hidden
+
+    # Python prints warnings of a logger without any handler to stderr.
+    handler, loggers = logging.NullHandler(), [logging.getLogger(name) for name in _PACKAGES]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        with hidden():
+            yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
 
 
 # --- measures -----------------------------------------------------------------------------------------------------

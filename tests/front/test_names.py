@@ -6,6 +6,7 @@ import doctest
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ NAMES = [
     "Neighbours",
     "RejectBudgetError",
     "Result",
+    "Score",
     "StorageError",
     "UsageError",
     "Workspace",
@@ -116,8 +118,8 @@ def test_every_callable_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[test.name for test in EXAMPLES])
-def test_the_example_runs(example: doctest.DocTest, home: str) -> None:
-    example.globs = {"home": home}
+def test_the_example_runs(example: doctest.DocTest, trained_home: str, tmp_path: Path) -> None:
+    example.globs = {"home": trained_home, "other_home": str(tmp_path)}
     failures: list[str] = []
     doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=failures.append)
     assert failures == [], "".join(failures)

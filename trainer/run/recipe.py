@@ -198,9 +198,10 @@ def _arm_of(sets: Sequence[str]) -> str | None:
     if wanted.get("objective", "").strip("\"' ") == "ntp":
         return "next-token"
     fraction = wanted.get("plan.good_fraction")
-    if fraction is None:
-        return None
-    return "bad" if float(fraction or 0) == 0 else "good"
+    try:
+        return None if fraction is None else "bad" if float(fraction or 0) == 0 else "good"
+    except ValueError:
+        return None  # no number: the config says so, with the name of the key
 
 
 def _leaves(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

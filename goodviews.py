@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from infra.home import Home
     from pipelines.embed.job import Outcome as Embedded
     from pipelines.ingest.job import Outcome as Ingested
+    from trainer.model.losses import LejepaLoss, SigReg, sigreg
     from trainer.run.job import Finished as Trained
 
     Table = npt.NDArray[Any] | torch.Tensor
@@ -63,10 +64,12 @@ __all__ = [
     "GoodviewsError",
     "InputError",
     "IntegrityError",
+    "LejepaLoss",
     "Neighbours",
     "RejectBudgetError",
     "Result",
     "Score",
+    "SigReg",
     "StorageError",
     "UsageError",
     "Workspace",
@@ -78,15 +81,19 @@ __all__ = [
     "mutual_knn",
     "open",
     "recall_at_k",
+    "sigreg",
     "svcca",
 ]
 
 _LAZY: Final = {
     "Calibration": "indexing.uncertainty.calibration",
     "FittedMap": "indexing.rotate.rotation",
+    "LejepaLoss": "trainer.model.losses",
     "Neighbours": "indexing.search.knn",
+    "SigReg": "trainer.model.losses",
+    "sigreg": "trainer.model.losses",
 }
-"Public classes that live in a package, and the module that each is imported from at its first use."
+"Public names that live in a package, and the module that each is imported from at its first use."
 
 _PACKAGES: Final = ("catalog", "indexing", "infra", "pipelines", "trainer")
 

@@ -1,7 +1,4 @@
-"""Columns of Arrow tables as contiguous arrays, the form in which NumPy can look at them.
-
-Owns: access to table columns and to the offsets of variable-length arrays. Invariant: nothing here changes a value.
-"""
+"""Columns of Arrow tables as contiguous arrays that NumPy can view; no value is changed."""
 
 from __future__ import annotations
 

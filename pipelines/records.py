@@ -1,19 +1,21 @@
-"""What a source yields: records, texts, and the interface of a source.
+"""What a source yields (records and their texts), and the interface of a source.
 
-A source turns files (or nothing, for `toyworld`) into records: what one row of the input says of one scene. It decides
-ids, splits, roles and addresses; it never cleans, groups, hashes keys or writes.
+A source turns files (or nothing, for `toyworld`) into records. A record is what one row of the input says of one scene.
+The source decides ids, splits, roles and addresses; it never cleans, groups, hashes keys or writes.
 
-A batch of records is two Arrow tables (`RECORDS`, `TEXTS`): one row a record, and one row a (record, text field), which is
-the unit of accounting. Everything a source reads is in them, broken texts included: they become rejects later.
+A batch is two Arrow tables: `RECORDS` has one row for each record, `TEXTS` one row for each (record, text field), which
+is the unit of accounting. Broken texts are included; they become rejects later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import pyarrow as pa
+
+from infra.errors import InputError
 
 RECORDS: Final = pa.schema(
     [
@@ -62,17 +64,26 @@ class Input:
         return (self,)
 
 
+InputT = TypeVar("InputT", bound=Input)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Piece:
     """A part of the input that one task reads: rows [start, stop) of `input`, in the source's own row unit.
 
-    scenes_by_split bounds from above how many scenes begin in it, and decides the number of shards.
+    scenes_by_split is an upper bound of the scenes that begin in it; it decides the number of shards.
     """
 
     input: Input | None
     start: int
     stop: int
     scenes_by_split: Mapping[str, int]
+
+    def input_as(self, kind: type[InputT]) -> InputT:
+        """`input`, checked to be of the kind that the source's `survey` made. Raises InputError."""
+        if not isinstance(self.input, kind):
+            raise InputError(f"A piece needs an input of the kind {kind.__name__}, as `survey` makes it.")
+        return self.input
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,17 +105,26 @@ class Source(Protocol):
     """What each module in this package offers. Instances are cheap, picklable, and hold only their options."""
 
     name: str
-    bad_passes: int
-    "P of the bad view tars: 5, Recap 3, MSR-VTT 20."
-    grouped: bool
-    "True: records of one scene may be anywhere and are brought together by id. False: one record is one scene, and a piece can be cut at any row."
-    needs_input: bool
-    repairs_byte_escapes: bool
-    writers: Mapping[str, str]
-    "Versions of libraries that decide bytes beside pyarrow (Pillow for rendered pictures)."
+    bad_passes: int = 5
+    "Number of passes (P) of the bad view tars."
+    needs_input: bool = True
+    repairs_byte_escapes: bool = False
+
+    @property
+    def grouped(self) -> bool:
+        """Whether records of one scene may be anywhere in the input and are brought together by id.
+
+        False: one record is one scene, and a piece can be cut at any row.
+        """
+        return True
+
+    @property
+    def writers(self) -> Mapping[str, str]:
+        """Versions of the libraries other than pyarrow that decide bytes (Pillow for encoded pictures)."""
+        return {}
 
     def reads(self, name: str) -> bool:
-        """Whether a file of this base name may be an input; the others of a folder are left out."""
+        """Whether a file of this base name may be an input; the other files of a folder are left out."""
         return True
 
     def survey(self, inputs: Sequence[Input], limit: int | None) -> Survey:

@@ -1,4 +1,4 @@
-"""The table of sources. Each is one small module with one class; its line here is all the registration there is."""
+"""The table of sources: a source is one class, registered by its line here."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ SOURCES: Final = {
 def source_class(name: str) -> type[Any]:
     """The class of a source. Raises UsageError with the known names."""
     if name not in SOURCES:
-        import difflib
+        from pipelines.sources.formats.names import nearest
 
-        near = difflib.get_close_matches(name, SOURCES, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise UsageError(f"There is no source {name!r}.{hint} Known sources: {', '.join(sorted(SOURCES))}.")
+        known = ", ".join(sorted(SOURCES))
+        raise UsageError(f"There is no source {name!r}.{nearest(name, SOURCES)} Known sources: {known}.")
     module, _, attribute = SOURCES[name].partition(":")
     return cast(type[Any], getattr(importlib.import_module(module), attribute))

@@ -18,7 +18,7 @@ from pipelines.ingest.clean import CleanConfig
 from pipelines.ingest.shards import ShardTask, ViewConfig, publish_shard
 from pipelines.ingest.tables import Origin
 from pipelines.records import Batch, Input, Piece, Source, Survey
-from pipelines.sources.formats.rows import Builder
+from pipelines.sources.formats.rows import Record, one_batch
 
 ROLES = ("alt", "recap", "recap_conditioned")
 WIDTHS = {"short": ((8, 15), (8, 15), (8, 15)), "long": ((4, 20), (40, 75), (40, 75))}
@@ -61,14 +61,18 @@ class Sentences(Source):
         weights = 1.0 / np.arange(3, 3 + len(words))
         for start in range(piece.start, piece.stop, 1_000):
             rng = np.random.default_rng([1, start])
-            builder = Builder("sentences")
             count = min(1_000, piece.stop - start)
             draws = [_sentences(rng, words, weights, count, *WIDTHS[self.texts][j]) for j in range(len(ROLES))]
-            for i in range(count):
-                builder.record(f"scene-{start + i:09d}", "train", start + i)
-                for role, sentences in zip(ROLES, draws, strict=True):
-                    builder.text(role, role, sentences[i].encode())
-            yield builder.build()
+            records = (
+                Record(
+                    source_id=f"scene-{start + i:09d}",
+                    split="train",
+                    row=start + i,
+                    texts=[(role, role, texts[i].encode(), None) for role, texts in zip(ROLES, draws, strict=True)],
+                )
+                for i in range(count)
+            )
+            yield one_batch("sentences", records)
 
 
 def _sentences(

@@ -1,8 +1,6 @@
 """Arrow columns of an input into RECORDS and TEXTS, whole columns at a time.
 
-Owns: casts that keep bytes as they are, ids and hashes as text, and the weaving of several text columns into one row a
-(record, field). Does not own: files (`footers`), or what a column means (each source).
-Invariant: no loop over rows in Python, but for batches that hold bytes outside UTF-8 where text must be UTF-8.
+Invariant: Python loops over rows only in batches that hold bytes outside UTF-8 where a text must be UTF-8.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from catalog.schema import SPLIT_PATTERN
-from pipelines.records import RECORDS, TEXTS, Batch
+from pipelines.records import RECORDS, TEXTS, Batch, Input
 
 BATCH_RECORDS: Final = 65_536
 
@@ -39,8 +37,13 @@ def is_text_list(kind: pa.DataType) -> bool:
     return bool(listed) and is_text(kind.value_type)
 
 
+def is_number(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds numbers (or nothing at all)."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind))
+
+
 def as_bytes(column: pa.Array) -> pa.Array:
-    """The column as large_binary: the bytes in the file, not validated; null stays null."""
+    """The column as large_binary: the bytes in the file, not validated."""
     return column.cast(pa.large_binary())
 
 
@@ -88,7 +91,7 @@ def as_int32(column: pa.Array) -> pa.Array:
 
 
 def as_split(column: pa.Array, fallback: str) -> tuple[pa.Array, NDArray[np.bool_] | None]:
-    """The column as legal split names (a dictionary), and which rows have none (None: all have); those get `fallback`."""
+    """The column as a dictionary of split names, and which rows name none (None: all do); those get `fallback`."""
     encoded = pc.dictionary_encode(as_text(column)[0])
     names = encoded.dictionary.to_pylist()
     legal = np.array([*(SPLIT_PATTERN.fullmatch(name) is not None for name in names), False], np.bool_)
@@ -103,12 +106,21 @@ def as_split(column: pa.Array, fallback: str) -> tuple[pa.Array, NDArray[np.bool
 
 
 def constant(value: str, rows: int) -> pa.Array:
-    """`value` in every row, as a dictionary of one."""
+    """`value` in every row, as a dictionary of one word."""
     return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([value], pa.string()))
 
 
+def address(source: Input, first: int, rows: int, split: str) -> dict[str, pa.Array]:
+    """The columns `split`, `source_uri` and `source_row` of rows [first, first + rows) of a file."""
+    return {
+        "split": constant(split, rows),
+        "source_uri": constant(source.uri, rows),
+        "source_row": pa.array(np.arange(first, first + rows, dtype=np.int64)),
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
-class Strand:
+class TextColumn:
     """The texts of one input column. `record` (T,): their records, ascending; `field` (T,): places in `names`."""
 
     record: NDArray[np.int64]
@@ -118,7 +130,7 @@ class Strand:
     text: pa.Array
 
 
-def strand(column: pa.Array, name: str, role: str) -> Strand:
+def text_column(column: pa.Array, name: str, role: str) -> TextColumn:
     """The texts of a column: one a row, or one an element (`name[3]`) when it holds lists.
 
     A null list is one absent text; an empty list is none.
@@ -126,7 +138,8 @@ def strand(column: pa.Array, name: str, role: str) -> Strand:
     rows = len(column)
     if is_text(column.type):
         record = np.arange(rows, dtype=np.int64)
-        return Strand(record=record, field=np.zeros(rows, np.int32), names=[name], role=role, text=as_bytes(column))
+        field = np.zeros(rows, np.int32)
+        return TextColumn(record=record, field=field, names=[name], role=role, text=as_bytes(column))
     if pa.types.is_fixed_size_list(column.type):
         column = column.cast(pa.large_list(column.type.value_type))
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -136,31 +149,32 @@ def strand(column: pa.Array, name: str, role: str) -> Strand:
     place = np.arange(len(record)) - np.repeat(np.cumsum(shown) - shown, shown)
     names = [name, *(f"{name}[{i}]" for i in range(int(lengths.max(initial=0))))]
     field = np.where(absent[record], 0, place + 1).astype(np.int32)
-    # Where each text is among the flattened values; an absent list has none, so it takes null.
+    # The place of each text among the flattened values. A null list has no value there, so its text is null.
     source = np.repeat(np.cumsum(lengths) - lengths, shown) + place
     values = as_bytes(column.flatten())
     text = values.take(pa.array(source, pa.int64(), mask=absent[record]))
-    return Strand(record=record, field=field, names=names, role=role, text=text)
+    return TextColumn(record=record, field=field, names=names, role=role, text=text)
 
 
-def weave(strands: Sequence[Strand], *, rows: int, broken: pa.Array | None = None) -> pa.Table:
-    """TEXTS of a batch of `rows` records: by record, then in the order of the strands.
+def text_table(columns: Sequence[TextColumn], *, rows: int, broken: pa.Array | None = None) -> pa.Table:
+    """TEXTS of a batch of `rows` records: by record, then in the order of the columns.
 
     broken: `reason: detail` by record, null where the record is sound.
     """
-    if not strands:
+    if not columns:
         return TEXTS.empty_table()
-    names = [name for s in strands for name in s.names]
-    firsts = np.cumsum([0, *(len(s.names) for s in strands)])
-    record = np.concatenate([s.record for s in strands])
-    field = np.concatenate([s.field + np.int32(first) for s, first in zip(strands, firsts, strict=False)])
-    role = np.repeat(np.arange(len(strands), dtype=np.int32), [len(s.record) for s in strands])
-    text = pa.concat_arrays([s.text for s in strands])
-    if len(strands) > 1:
-        order = _order(strands, record, rows)
+    names = [name for c in columns for name in c.names]
+    # The dictionaries of field names are concatenated, so the codes of each column move by the names before it.
+    firsts = np.cumsum([0, *(len(c.names) for c in columns)])
+    record = np.concatenate([c.record for c in columns])
+    field = np.concatenate([c.field + np.int32(first) for c, first in zip(columns, firsts, strict=False)])
+    role = np.repeat(np.arange(len(columns), dtype=np.int32), [len(c.record) for c in columns])
+    text = pa.concat_arrays([c.text for c in columns])
+    if len(columns) > 1:
+        order = _order(columns, record, rows)
         record, field, role, text = record[order], field[order], role[order], text.take(pa.array(order))
-    roles = {name: place for place, name in enumerate(dict.fromkeys(s.role for s in strands))}
-    role = np.array([roles[s.role] for s in strands], np.int32)[role]
+    roles = {name: place for place, name in enumerate(dict.fromkeys(c.role for c in columns))}
+    role = np.array([roles[c.role] for c in columns], np.int32)[role]
     return pa.Table.from_arrays(
         [
             pa.array(record),
@@ -173,18 +187,16 @@ def weave(strands: Sequence[Strand], *, rows: int, broken: pa.Array | None = Non
     )
 
 
-def _order(strands: Sequence[Strand], record: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
-    if all(len(s.record) == rows and len(s.names) == 1 for s in strands):
-        return np.arange(len(record)).reshape(len(strands), rows).T.ravel()
+def _order(columns: Sequence[TextColumn], record: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
+    if all(len(c.record) == rows and len(c.names) == 1 for c in columns):
+        # One text a row in every column: a transposition, without sorting.
+        return np.arange(len(record)).reshape(len(columns), rows).T.ravel()
     return np.argsort(record, kind="stable")
 
 
-def records(rows: int, columns: Mapping[str, Any]) -> pa.Table:
-    """RECORDS of a batch from the columns that there are; the others are null."""
+def batch(columns: Mapping[str, pa.Array], texts: Sequence[TextColumn], broken: pa.Array | None = None) -> Batch:
+    """A batch from the columns of RECORDS that there are (the others are null) and its columns of texts."""
+    rows = len(columns["source_row"])
     arrays = [columns[f.name] if f.name in columns else pa.nulls(rows, f.type) for f in RECORDS]
-    return pa.Table.from_arrays(arrays, schema=RECORDS)
-
-
-def batch(rows: int, columns: Mapping[str, Any], strands: Sequence[Strand], broken: pa.Array | None = None) -> Batch:
-    """A batch of `rows` records from its columns and strands of texts."""
-    return Batch(records=records(rows, columns), texts=weave(strands, rows=rows, broken=broken))
+    records = pa.Table.from_arrays(arrays, schema=RECORDS)
+    return Batch(records=records, texts=text_table(texts, rows=rows, broken=broken))

@@ -1,8 +1,7 @@
-"""JSON as people really write it: strict syntax, and texts as bytes even where they are no Unicode.
+"""JSON files and lines: strict syntax, with texts as bytes even where they are not Unicode.
 
-Owns: parsing whole files and single lines. Does not own: what members mean.
-Invariant: a text that is not Unicode (a lone surrogate escape, a Windows-1252 byte) comes out as bytes that are not UTF-8, so
-that cleaning rejects that one text; it neither fails the file nor becomes another text (A10).
+Invariant: a text that is not Unicode (a lone surrogate escape, a Windows-1252 byte) comes out as bytes that are not
+UTF-8, so that cleaning rejects that one text; it neither fails the file nor becomes another text (A10).
 """
 
 from __future__ import annotations
@@ -52,17 +51,31 @@ def encode(text: str) -> bytes:
         return raw
     except UnicodeEncodeError:
         pass
-    # Escapes such as \\udcc3\\udca9 would come out as legal UTF-8, which nobody wrote.
+    # surrogateescape would turn escapes such as \\udcc3\\udca9 into legal UTF-8 that is not in the file.
     return text.encode("utf-8", "surrogatepass")
 
 
-def show(value: Any) -> bytes:
-    """The JSON of a parsed value, for the text of a reject."""
-    return encode(json.dumps(value, ensure_ascii=False))
+def show(value: Any) -> bytes | None:
+    """The JSON of a value, for the text of a reject; None where it is nested too deeply to be written."""
+    try:
+        return encode(json.dumps(value, ensure_ascii=False))
+    except TypeError:
+        return encode(str(value))  # a date of a parquet column
+    except RecursionError:
+        return None  # orjson parses more nested lists than json writes
+
+
+def text_of(value: Any, name: str) -> tuple[bytes | None, str | None]:
+    """(bytes, None) of a text and (None, None) of null; of anything else its JSON and the reason of the reject."""
+    if value is None or isinstance(value, bytes):
+        return value, None
+    if isinstance(value, str):
+        return encode(value), None
+    return show(value), f"malformed_record: {name} is {name_of(value)}, not a text"
 
 
 def name_of(value: Any) -> str:
-    """What a JSON value is, in words."""
+    """The kind of a JSON value, or of a value of a parquet column, in words."""
     names = {
         bool: "true or false",
         int: "a number",
@@ -71,7 +84,7 @@ def name_of(value: Any) -> str:
         list: "a list",
         dict: "an object",
     }
-    return "null" if value is None else names[type(value)]
+    return "null" if value is None else names.get(type(value), f"a {type(value).__name__}")
 
 
 def load(source: Input) -> Any:

@@ -1,14 +1,13 @@
 """Parquet inputs: their footers, how they are cut along row groups, and the rows of one cut.
 
-Owns: opening parquet with a sentence for each way it can be broken. Does not own: what a column means.
-Invariant: reading rows [start, stop) opens only the row groups that hold them, and only the columns asked for; a batch is
-bounded in rows and, by the footer's sizes, in bytes.
+Invariant: reading rows [start, stop) decodes only the row groups that hold them, and only the columns asked for; a batch
+is bounded in rows and, by the sizes in the footer, in bytes.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,7 +18,7 @@ import pyarrow.parquet as pq
 
 from infra import storage
 from infra.errors import InputError
-from pipelines.records import Input
+from pipelines.records import Input, Piece
 from pipelines.sources.formats.arrow_columns import BATCH_RECORDS
 from pipelines.sources.formats.names import listed, nearest
 
@@ -51,11 +50,20 @@ class Footer:
         return sum(self.row_groups)
 
 
+def parquet_inputs(inputs: Sequence[Input], source: str, hint: str) -> list[Input]:
+    """The parquet files among the inputs of a source, by uri. Raises InputError when there is none."""
+    files = sorted((file for file in inputs if file.uri.endswith(".parquet")), key=lambda file: file.uri)
+    if not files:
+        found = listed([file.uri for file in inputs])
+        raise InputError(f"None of the inputs of {source} is parquet by its name: {found}. {hint}")
+    return files
+
+
 def open_parquet(source: Input) -> pq.ParquetFile:
     """The open file. Raises InputError that says what the file is instead of parquet."""
     remote = storage.is_remote(source.url)
     try:
-        # A local path is read by Arrow itself: a memory map would count every page touched as ours.
+        # Arrow reads a local path itself: a memory map would count every page it touches as memory of this process.
         file: Any = storage.open_read(source.url) if remote else pa.OSFile(storage.absolute(source.url))
     except FileNotFoundError as error:
         raise InputError(f"Cannot read {source.url}: there is no such file. Check the path.") from error
@@ -106,11 +114,28 @@ def column_type(footer: Footer, name: str) -> pa.DataType:
     return footer.schema.field(places[0]).type
 
 
+def limited(found: Sequence[Footer], limit: int | None) -> Iterator[tuple[Footer, int]]:
+    """Each footer with the number of its rows that are read; `limit`: of all files together."""
+    for footer in found:
+        rows = footer.rows if limit is None else min(limit, footer.rows)
+        limit = None if limit is None else limit - rows
+        yield footer, rows
+
+
+def pieces(found: Sequence[Footer], limit: int | None, split_of: Callable[[Input], str]) -> list[Piece]:
+    """Pieces along row groups, where every row is a scene and every file has one split."""
+    return [
+        Piece(input=footer.input, start=start, stop=stop, scenes_by_split={split_of(footer.input): stop - start})
+        for footer, rows in limited(found, limit)
+        for start, stop in cuts(footer.row_groups, rows)
+    ]
+
+
 def cuts(row_groups: Sequence[int], rows: int) -> Iterator[tuple[int, int]]:
     """Ranges [start, stop) over the first `rows` rows, each of about PIECE_ROWS at most.
 
-    A cut is along row groups. Only one larger than 1.5 pieces is cut inside, in equal parts, whose readers decode and skip
-    what comes before: about a second a million rows, against ten to process a piece.
+    A cut is along row groups. Only a row group larger than 1.5 pieces is cut inside, in equal parts. Their readers decode
+    and skip the rows before: about a second for a million rows, against ten seconds to process a piece.
     """
     for start, stop in _whole_cuts(row_groups):
         if start < rows:

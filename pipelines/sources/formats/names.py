@@ -1,22 +1,21 @@
-"""How a name that does not fit is reported: what was found, and the nearest of what was meant.
+"""Names of files and columns: lists and hints for messages, and the scene id in a picture's file name.
 
-Owns: the wording of lists and hints in error sentences, and the scene id that a picture's file name holds.
-Does not own: any error. Invariant: a list in a sentence is never longer than `MOST_NAMED` names.
+Invariant: a list in a message never has more than `MOST_NAMED` names.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 MOST_NAMED: Final = 12
 
-NO_WRITERS: Final[Mapping[str, str]] = {}
-"""For sources whose bytes no library but pyarrow decides."""
+DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 
 _COCO_STEM = re.compile(r"(?:COCO_[a-z]+\d{4}_)?(\d{12})")
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^#]*)")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -50,3 +49,21 @@ def picture_id(path: str) -> str:
     stem = path.rsplit("/", 1)[-1].removesuffix(".jpg")
     coco = _COCO_STEM.fullmatch(stem)
     return str(int(coco[1])) if coco else stem
+
+
+def normalise_url(url: str) -> str:
+    """The URL with lower-case scheme and host, and without default port and fragment.
+
+    The query is kept, because many hosts name the picture in it. Percent-encoding is kept, because servers may treat
+    `%7E` and `~` as two addresses. A text that does not look like a URL is returned without white space at its ends.
+    """
+    match = _URL.match(url.strip())
+    if not match:
+        return url.strip()
+    scheme, authority, rest = match[1].lower(), match[2], match[3]
+    user, at, host = authority.rpartition("@")
+    name, colon, port = host.rpartition(":")
+    # `name` ends in a colon for an IPv6 address without brackets, whose last part is no port.
+    if colon and port in ("", DEFAULT_PORTS.get(scheme)) and not name.endswith(":"):
+        host = name
+    return f"{scheme}://{user}{at}{host.lower()}{rest}".rstrip()

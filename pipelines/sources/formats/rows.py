@@ -1,12 +1,14 @@
-"""Records one at a time into batches, for inputs that Python must parse anyway (JSON, CSV, lines, the toy world).
+"""Records one at a time into batches, for inputs that Python must parse anyway (JSON, CSV, lines, tars, the toy world).
 
-Owns: the lists behind a batch under construction and when it is full. Does not own: parsing.
-Invariant: a batch holds at most `BATCH_RECORDS` records and, but for its last record, `BATCH_BYTES` of texts and pictures.
+Invariant: a batch holds at most `BATCH_RECORDS` records and, except for its last record, at most `BATCH_BYTES` of texts
+and pictures.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -18,59 +20,82 @@ BATCH_BYTES: Final = 64 << 20
 MALFORMED_FIELD: Final = "line"
 """Field of the one text that stands for a record which does not parse."""
 
+Text: TypeAlias = tuple[str, str, bytes | None, str | None]
+"""(field, role, bytes as read or None, None or `reason: detail` when the reader rejects it)."""
 
-class Builder:
-    """A batch under construction: `record` opens a record, `text` adds a text to the last one, `build` empties it."""
+
+@dataclass(kw_only=True, slots=True)
+class Record:
+    """One row of RECORDS and its texts. row: `source_row`. columns: the other columns of RECORDS, absent ones null."""
+
+    source_id: str | None
+    split: str
+    row: int
+    texts: Iterable[Text] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+def malformed(split: str, row: int, raw: bytes, detail: str) -> Record:
+    """A record that names no scene and holds one broken text: the raw line."""
+    text = (MALFORMED_FIELD, "human", raw, f"malformed_record: {detail}")
+    return Record(source_id=None, split=split, row=row, texts=[text])
+
+
+def batches(source_uri: str, records: Iterable[Record]) -> Iterator[Batch]:
+    """The records, in order, in batches of bounded size."""
+    builder = _Builder(source_uri)
+    for record in records:
+        if builder.is_full:
+            yield builder.build()
+        builder.add(record)
+    if builder.rows:
+        yield builder.build()
+
+
+def one_batch(source_uri: str, records: Iterable[Record]) -> Batch:
+    """All the records in one batch."""
+    builder = _Builder(source_uri)
+    for record in records:
+        builder.add(record)
+    return builder.build()
+
+
+class _Builder:
+    """The lists behind a batch under construction; `build` empties them."""
 
     def __init__(self, source_uri: str) -> None:
         self._source_uri = source_uri
         self._clear()
 
     def _clear(self) -> None:
+        self.rows = self._bytes = 0
         self._columns: dict[str, list[Any]] = {name: [] for name in RECORDS.names if name != "source_uri"}
         self._texts: dict[str, list[Any]] = {name: [] for name in TEXTS.names}
-        self._bytes = 0
 
-    def record(self, source_id: str | None, split: str, source_row: int, **columns: Any) -> None:
-        """Open a record. columns: the other columns of RECORDS, absent ones null."""
-        last = len(self._columns["source_row"])
-        for name, value in (("source_id", source_id), ("split", split), ("source_row", source_row), *columns.items()):
+    def add(self, record: Record) -> None:
+        fixed = (("source_id", record.source_id), ("split", record.split), ("source_row", record.row))
+        for name, value in (*fixed, *record.columns.items()):
             column = self._columns[name]
-            column.extend([None] * (last - len(column)))
+            # Rows since the last one that had this column.
+            column.extend([None] * (self.rows - len(column)))
             column.append(value)
-        self._bytes += len(columns.get("image") or b"")
-
-    def text(self, field: str, role: str, text: bytes | None, broken: str | None = None) -> None:
-        """Add a text to the record that was opened last."""
-        texts = self._texts
-        texts["record"].append(len(self._columns["source_row"]) - 1)
-        texts["field"].append(field)
-        texts["role"].append(role)
-        texts["text"].append(text)
-        texts["broken"].append(broken)
-        self._bytes += len(text or b"")
-
-    def malformed(self, split: str, source_row: int, raw: bytes, detail: str) -> None:
-        """Add a record that names no scene and holds one broken text: the raw line."""
-        self.record(None, split, source_row)
-        self.text(MALFORMED_FIELD, "human", raw, f"malformed_record: {detail}")
+        self._bytes += len(record.columns.get("image") or b"")
+        for text in record.texts:
+            for values, value in zip(self._texts.values(), (self.rows, *text), strict=True):
+                values.append(value)
+            self._bytes += len(text[2] or b"")
+        self.rows += 1
 
     @property
     def is_full(self) -> bool:
-        """Whether the batch should be taken before the next record is opened."""
-        return len(self._columns["source_row"]) >= BATCH_RECORDS or self._bytes >= BATCH_BYTES
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no record was opened since the last `build`."""
-        return not self._columns["source_row"]
+        """Whether the batch should be taken before the next record is added."""
+        return self.rows >= BATCH_RECORDS or self._bytes >= BATCH_BYTES
 
     def build(self) -> Batch:
         """The batch so far; the next record starts another one."""
-        rows = len(self._columns["source_row"])
+        rows, texts = self.rows, self._texts
         self._columns["source_uri"] = [self._source_uri] * rows
         records = pa.Table.from_arrays([_column(self._columns[f.name], f.type, rows) for f in RECORDS], schema=RECORDS)
-        texts = self._texts
         columns = [_column(texts[f.name], f.type, len(texts["record"])) for f in TEXTS]
         self._clear()
         return Batch(records=records, texts=pa.Table.from_arrays(columns, schema=TEXTS))

@@ -1,13 +1,12 @@
-"""Caption files of Flickr8k and Flickr30k that hold one caption a line, in the forms that go round.
+"""Caption files of Flickr8k and Flickr30k that hold one caption a line, in four public forms.
 
   token        `1000092795.jpg#0<TAB>Two young guys ...`, as the authors published it
   piped        `1000092795.jpg| 0| Two young guys ...` below a header, Kaggle's results.csv
   comma        CSV with quotes below a header with `image` and `caption`, Kaggle's captions.txt
   annotations  CSV below a header with `raw`, a JSON list of the captions of one picture (flickr_annotations_30k.csv)
 
-Owns: recognising the form by the first line, and a line's picture, number and caption. Does not own: which files are read, splits.
-Invariant: every line that is not blank, header aside, is an entry, and every entry is a text. What is no caption of a picture is
-broken; a caption that the next line seems to continue is broken too, since half a caption would pass for a whole one.
+Invariant: every line below the header that is not blank gives at least one text. A text that is no caption of a picture is
+marked broken. So is a caption that the next line seems to continue: half a caption would pass for a whole one.
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ from typing import Final
 from infra.errors import InputError
 from pipelines.records import Input
 from pipelines.sources.formats.delimited import BOM, Malformed, encoded, read_csv
-from pipelines.sources.formats.documents import NotJson, encode, name_of, parse, show
+from pipelines.sources.formats.documents import NotJson, name_of, parse, text_of
 from pipelines.sources.formats.lines import open_text, read_lines
 from pipelines.sources.formats.names import listed
+from pipelines.sources.formats.rows import MALFORMED_FIELD
 
 TOKEN: Final = "token"
 PIPED: Final = "piped"
@@ -42,11 +42,11 @@ _PIPED_ONCE = re.compile(rb"([^|]*?)\s*\|\s*(\d)\s+([^|]*)", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
-    """One caption as a line gives it.
+class Caption:
+    """One caption of a line.
 
-    row: of the line below the header, from 0. picture: file name, null when the line names none. field: where in the line the
-    text is. broken: `reason: detail`, or null. is_mended: a separator was missing and its place is sure.
+    row: of the line below the header, from 0. picture: file name, None when the line names none. field: where in the line
+    the text is. broken: `reason: detail`, or None. is_repaired: a missing separator was restored, as its place is clear.
     """
 
     row: int
@@ -55,7 +55,7 @@ class Entry:
     text: bytes | None
     split: str | None = None
     broken: str | None = None
-    is_mended: bool = False
+    is_repaired: bool = False
 
 
 def form_of(source: Input) -> str:
@@ -76,7 +76,7 @@ def form_of(source: Input) -> str:
     raise InputError(message)
 
 
-def entries(source: Input, form: str) -> Iterator[Entry]:
+def captions(source: Input, form: str) -> Iterator[Caption]:
     """The captions of a file of that form, in the order of its lines."""
     if form in (TOKEN, PIPED):
         yield from _unfinished(_matched(source, form), form)
@@ -100,46 +100,49 @@ def _lines(source: Input) -> Iterator[bytes]:
             yield line
 
 
-def _matched(source: Input, form: str) -> Iterator[Entry]:
+def _matched(source: Input, form: str) -> Iterator[Caption]:
     is_header = form == PIPED
     for row, line in enumerate(read_lines(source), start=-1 if form == PIPED else 0):
         line = line.removeprefix(BOM).rstrip(b"\r\n")
         if not line.strip() or is_header:
             is_header = is_header and not line.strip()
             continue
-        is_mended = False
         match = (_TOKEN if form == TOKEN else _PIPED).fullmatch(line)
-        if match is None and form == PIPED:
+        is_repaired = match is None and form == PIPED
+        if is_repaired:
             match = _PIPED_ONCE.fullmatch(line)
-            is_mended = match is not None
         if match is None:
-            yield Entry(row=row, picture=None, field="line", text=line, broken=f"malformed_record: no {_words(form)}")
+            yield _broken(row, line, f"no {_words(form)}")
             continue
         field = f"caption[{int(match[2])}]" if len(match[2]) < 4 else "caption"
-        yield _named(Entry(row=row, picture=None, field=field, text=match[3], is_mended=is_mended), match[1])
+        yield _named(Caption(row=row, picture=None, field=field, text=match[3], is_repaired=is_repaired), match[1])
+
+
+def _broken(row: int, line: bytes, detail: str) -> Caption:
+    return Caption(row=row, picture=None, field=MALFORMED_FIELD, text=line, broken=f"malformed_record: {detail}")
 
 
 def _words(form: str) -> str:
     return "`NAME.jpg#0<TAB>caption`" if form == TOKEN else "`NAME.jpg| 0| caption`"
 
 
-def _unfinished(every: Iterator[Entry], form: str) -> Iterator[Entry]:
-    """A caption with a line break inside is cut by it: the line before one that does not parse is broken as well."""
-    before: Entry | None = None
-    for entry in every:
+def _unfinished(every: Iterator[Caption], form: str) -> Iterator[Caption]:
+    """A line break cuts the caption that holds it, so the line before one that does not parse is broken too."""
+    before: Caption | None = None
+    for caption in every:
         if before is not None:
             # The stray `.jpg.1#0` of Flickr8k names no picture either, but it is no continuation.
-            goes_on = entry.field == "line" or (form == PIPED and entry.picture is None)
+            goes_on = caption.field == MALFORMED_FIELD or (form == PIPED and caption.picture is None)
             if goes_on and before.broken is None:
                 cut = "malformed_record: the next line is none of a caption, so this caption may go on in it"
                 before = replace(before, broken=cut)
             yield before
-        before = entry
+        before = caption
     if before is not None:
         yield before
 
 
-def _tabular(source: Input, *, is_list: bool) -> Iterator[Entry]:
+def _tabular(source: Input, *, is_list: bool) -> Iterator[Caption]:
     header, rows = read_csv(source, ",")
     names = [name.strip().lower() for name in header]
     picture = _place(source, names, PICTURE_COLUMNS)
@@ -147,20 +150,18 @@ def _tabular(source: Input, *, is_list: bool) -> Iterator[Entry]:
     split = names.index(SPLIT_COLUMN) if SPLIT_COLUMN in names else None
     for row, cells in enumerate(rows):
         if isinstance(cells, Malformed):
-            broken = f"malformed_record: {cells.detail}"
-            yield Entry(row=row, picture=None, field="line", text=cells.raw, broken=broken)
+            yield _broken(row, cells.raw, cells.detail)
             continue
         named = None if split is None else encoded(cells[split]).decode("utf-8", "backslashreplace").strip()
         text = encoded(cells[caption])
         if _ROW.search(text):
-            # A quote that was not closed has taken other rows for a caption; each of them is a text that was lost.
+            # A quote that is not closed makes other rows part of a caption; each of them is a text that is lost.
             for line in text.split(b"\n"):
-                broken = "malformed_record: a quote is not closed, so rows stand inside a caption"
-                yield Entry(row=row, picture=None, field="line", text=line, broken=broken)
+                yield _broken(row, line, "a quote is not closed, so rows stand inside a caption")
             continue
-        found = _listed(text) if is_list else [Entry(row=row, picture=None, field="caption", text=text)]
-        for entry in found:
-            yield _named(replace(entry, row=row, split=named), encoded(cells[picture]).strip())
+        found = _listed(text, row) if is_list else [Caption(row=row, picture=None, field="caption", text=text)]
+        for one in found:
+            yield _named(replace(one, split=named), encoded(cells[picture]).strip())
 
 
 def _place(source: Input, names: list[str], wanted: tuple[str, ...]) -> int:
@@ -171,7 +172,7 @@ def _place(source: Input, names: list[str], wanted: tuple[str, ...]) -> int:
     return found[0]
 
 
-def _listed(raw: bytes) -> Iterator[Entry]:
+def _listed(raw: bytes, row: int) -> Iterator[Caption]:
     """The texts of a JSON list in a cell."""
     try:
         value = parse(raw)
@@ -179,20 +180,16 @@ def _listed(raw: bytes) -> Iterator[Entry]:
         value = error
     if not isinstance(value, list):
         detail = f"not JSON: {value}" if isinstance(value, NotJson) else f"{name_of(value)}, not a list of texts"
-        yield Entry(row=0, picture=None, field="raw", text=raw, broken=f"malformed_record: `raw` is {detail}")
+        yield Caption(row=row, picture=None, field="raw", text=raw, broken=f"malformed_record: `raw` is {detail}")
         return
-    for place, text in enumerate(value):
-        field = f"raw[{place}]"
-        if text is None or isinstance(text, str):
-            yield Entry(row=0, picture=None, field=field, text=None if text is None else encode(text))
-        else:
-            broken = f"malformed_record: `{field}` is {name_of(text)}, not a text"
-            yield Entry(row=0, picture=None, field=field, text=show(text), broken=broken)
+    for place, element in enumerate(value):
+        text, broken = text_of(element, f"`raw[{place}]`")
+        yield Caption(row=row, picture=None, field=f"raw[{place}]", text=text, broken=broken)
 
 
-def _named(entry: Entry, picture: bytes) -> Entry:
-    """The entry with its picture, or broken when that is no file name of a picture."""
+def _named(caption: Caption, picture: bytes) -> Caption:
+    """The caption with its picture, or broken when that is no file name of a picture."""
     if _PICTURE.fullmatch(picture) and picture.isascii():
-        return replace(entry, picture=picture.decode())
+        return replace(caption, picture=picture.decode())
     broken = f"malformed_record: {picture[:80].decode('utf-8', 'backslashreplace')!r} is no file name of a picture"
-    return replace(entry, broken=entry.broken or broken, is_mended=False)
+    return replace(caption, broken=caption.broken or broken, is_repaired=False)

@@ -1,9 +1,9 @@
-"""COCO captions in the three layouts that go round: the official JSON, Karpathy's, and BLIP's lists.
+"""COCO captions in three layouts: the official JSON, Karpathy's JSON, and BLIP's lists.
 
-Owns: which files are read, splits, pieces. Does not own: the layouts (`coco_layouts`), or how many captions a picture should have;
-the real number is 5 to 7 and all are kept (A6). Karpathy's Flickr30k and Flickr8k files have his layout and are read as well.
-Invariant: a scene is named by the number of its picture (`42`), in every layout and year, so that they join; captions are in the
-order of their ids, never of the file.
+Karpathy's Flickr30k and Flickr8k files have his layout and are read as well. All captions of a picture are kept; real
+pictures have 5 to 7 (A6).
+Invariant: a scene is named by the number of its picture (`42`) in every layout and year, so that scenes join; captions
+are in the order of their ids, never of the file.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from catalog.schema import SPLIT_PATTERN
-from infra.errors import ConfigError, InputError
+from infra.errors import InputError
 from pipelines.records import Batch, Input, Piece, Source, Survey
 from pipelines.sources.formats.documents import load
-from pipelines.sources.formats.names import NO_WRITERS, base, listed
-from pipelines.sources.formats.rows import Builder
+from pipelines.sources.formats.names import base, listed
+from pipelines.sources.formats.rows import Record, batches
+from pipelines.sources.options import check_choice, check_split
 from pipelines.sources.sets.coco_layouts import KARPATHY, Picture, dataset_of, layout_of, pictures
 
 RESTVAL: Final = ("train", "keep", "drop")
@@ -44,18 +44,10 @@ class Coco(Source):
     "Karpathy's 30,504 pictures `restval`: `train` joins them to train as the papers do, `keep` leaves the name, `drop` leaves them out."
 
     name = "coco"
-    bad_passes = 5
-    grouped = True
-    needs_input = True
-    repairs_byte_escapes = False
-    writers = NO_WRITERS
 
     def __post_init__(self) -> None:
-        if self.restval not in RESTVAL:
-            raise ConfigError(f"The option source.restval={self.restval!r} is not one of {', '.join(RESTVAL)}.")
-        if self.split and not SPLIT_PATTERN.fullmatch(self.split):
-            message = f"The option source.split={self.split!r} is no split name (lower-case letters, digits, `_`)."
-            raise ConfigError(message)
+        check_choice("restval", self.restval, RESTVAL)
+        check_split(self.split)
 
     def reads(self, name: str) -> bool:
         """JSON, plain or gzipped."""
@@ -63,7 +55,7 @@ class Coco(Source):
 
     def survey(self, inputs: Sequence[Input], limit: int | None) -> Survey:
         """Parses every file. Raises InputError for other JSON, and for a picture that two files hold."""
-        files, notes = _of_one_set(*_caption_files(inputs))
+        files, notes = _files_of_coco(*_caption_files(inputs))
         pieces: list[Piece] = []
         formats: set[str] = set()
         holders: dict[str, str] = {}
@@ -101,42 +93,34 @@ class Coco(Source):
 
     def read(self, piece: Piece) -> Iterator[Batch]:
         """Pictures [start, stop) of one file; its orphans come with the piece that begins at 0."""
-        source = piece.input
-        if source is None:
-            raise InputError("A piece of COCO names no input.")
-        builder = Builder(source.uri)
+        yield from batches(piece.input_as(Input).uri, self._records(piece))
+
+    def _records(self, piece: Piece) -> Iterator[Record]:
+        source = piece.input_as(Input)
         for picture in self._pictures(load(source), source):
             inside = piece.start == 0 if picture.is_orphan else piece.start <= picture.row < piece.stop
             split = self._named(picture.split)
-            if not inside or not split:
-                continue
-            if builder.is_full:
-                yield builder.build()
-            builder.record(
-                picture.id, split, picture.row, image_uri=picture.uri, width=picture.width, height=picture.height
-            )
-            for field, text, broken in picture.texts:
-                builder.text(field, "human", text, broken)
-        if not builder.is_empty:
-            yield builder.build()
+            if inside and split:
+                columns = {"image_uri": picture.uri, "width": picture.width, "height": picture.height}
+                yield Record(source_id=picture.id, split=split, row=picture.row, texts=picture.texts, columns=columns)
 
     def _pictures(self, document: object, source: Input) -> Iterator[Picture]:
-        says_split = layout_of(document, uri=source.uri) == KARPATHY
-        if says_split and self.split:
+        has_splits = layout_of(document, uri=source.uri) == KARPATHY
+        if has_splits and self.split:
             message = f"{source.uri} names the split of each picture, but source.split={self.split!r} names one for all. Leave the option out."
             raise InputError(message)
-        split = self.split or ("" if says_split else _split_of(source))
+        split = self.split or ("" if has_splits else _split_of(source))
         return pictures(document, uri=source.uri, split=split)
 
     def _named(self, split: str) -> str | None:
-        """The split of our records; None: left out."""
+        """The split of the records; None: they are left out."""
         if split != "restval" or self.restval == "keep":
             return split
         return "train" if self.restval == "train" else None
 
 
 def _caption_files(inputs: Sequence[Input]) -> tuple[list[Input], list[str]]:
-    """Files with a known name, else every JSON file; the zip of COCO also holds boxes and keypoints."""
+    """Files with a known name, else every JSON file, and notes; the zip of COCO also holds boxes and keypoints."""
     every = sorted((i for i in inputs if base(i.uri).lower().endswith(".json")), key=lambda i: i.uri)
     known = [i for i in every if _CAPTION_FILE.fullmatch(base(i.uri))]
     files = known or every
@@ -147,17 +131,17 @@ def _caption_files(inputs: Sequence[Input]) -> tuple[list[Input], list[str]]:
     return files, [f"{skipped} inputs are no caption files by their names and are not read"] if skipped else []
 
 
-def _of_one_set(files: list[Input], notes: list[str]) -> tuple[list[Input], list[str]]:
+def _files_of_coco(files: list[Input], notes: list[str]) -> tuple[list[Input], list[str]]:
     """The archive of Karpathy's files holds COCO, Flickr8k and Flickr30k: of several sets only COCO is read.
 
     Raises InputError for several sets without it.
     """
     karpathy = [source for source in files if base(source.uri).startswith("dataset_")]
-    said = {source.uri: "coco" for source in files} | {s.uri: dataset_of(load(s)) or "coco" for s in karpathy}
-    if len(set(said.values())) == 1:
+    datasets = {source.uri: "coco" for source in files} | {s.uri: dataset_of(load(s)) or "coco" for s in karpathy}
+    if len(set(datasets.values())) == 1:
         return files, notes
-    kept = [source for source in files if said[source.uri] == "coco"]
-    others = [f"{uri} ({name})" for uri, name in said.items() if name != "coco"]
+    kept = [source for source in files if datasets[source.uri] == "coco"]
+    others = [f"{uri} ({name})" for uri, name in datasets.items() if name != "coco"]
     if not kept:
         raise InputError(f"The inputs are of several datasets: {listed(others)}. Name the files of one.")
     return kept, [*notes, f"files of other datasets are not read: {listed(others)}"]

@@ -1,8 +1,8 @@
 """The three layouts of COCO captions, parsed into pictures with their texts.
 
-Owns: members of each layout and what is wrong with an entry. Does not own: files, options, batches.
-Invariant: every annotation, sentence or list entry is one text of exactly one picture; one that belongs to no listed picture, or does
-not parse, is a text with `broken` set. A picture that cannot be named fails the file: its captions could not be told apart.
+Invariant: every annotation, sentence or list entry is one text of exactly one picture. An entry that belongs to no listed
+picture, or does not parse, is a text that is marked broken. A picture without a name fails the file, because its captions
+could not be kept apart from those of others.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from catalog.schema import SPLIT_PATTERN
 from infra.errors import InputError
 from pipelines.sources.formats.arrow_columns import as_url
-from pipelines.sources.formats.documents import encode, name_of, show
+from pipelines.sources.formats.documents import encode, name_of, show, text_of
 from pipelines.sources.formats.names import listed, picture_id
-
-Text: TypeAlias = tuple[str, bytes | None, str | None]
-"""(field, text, broken)."""
+from pipelines.sources.formats.rows import Text
 
 OFFICIAL: Final = "official"
 KARPATHY: Final = "Karpathy"
@@ -56,13 +54,13 @@ def layout_of(document: Any, *, uri: str) -> str:
 
 
 def dataset_of(document: Any) -> str | None:
-    """The dataset that Karpathy's file says it is of; None when it does not, or is in another layout."""
-    said = document.get("dataset") if isinstance(document, dict) else None
-    return said if isinstance(said, str) else None
+    """The dataset that Karpathy's file names; None when it names none, or is in another layout."""
+    name = document.get("dataset") if isinstance(document, dict) else None
+    return name if isinstance(name, str) else None
 
 
 def pictures(document: Any, *, uri: str, split: str) -> Iterator[Picture]:
-    """The pictures in the order of the file, then the orphans. split: of layouts that do not say it themselves."""
+    """The pictures in the order of the file, then the orphans. split: for layouts that do not name it themselves."""
     layout = layout_of(document, uri=uri)
     if layout == OFFICIAL:
         yield from _official(document, uri=uri, split=split)
@@ -99,7 +97,7 @@ def _official(document: dict[str, Any], *, uri: str, split: str) -> Iterator[Pic
             seen.add(key[:2])
         if image is None or image not in known:
             orphans.append(
-                Picture(row=place, id=None, split=split, texts=[("annotations", text, broken)], is_orphan=True)
+                Picture(row=place, id=None, split=split, texts=[("annotations", "human", text, broken)], is_orphan=True)
             )
         else:
             texts[image].append((_order(annotation.get("id"), place), text, broken))
@@ -112,7 +110,7 @@ def _official(document: dict[str, Any], *, uri: str, split: str) -> Iterator[Pic
             uri=_uri(entry.get("file_name")),
             width=_pixels(entry.get("width")),
             height=_pixels(entry.get("height")),
-            texts=[(f"caption[{n}]", text, broken) for n, (_, text, broken) in enumerate(ordered)],
+            texts=[(f"caption[{n}]", "human", text, broken) for n, (_, text, broken) in enumerate(ordered)],
         )
     yield from orphans
 
@@ -134,15 +132,7 @@ def _order(id_: Any, place: int) -> tuple[int, Any, int]:
 def _caption(annotation: Any) -> tuple[bytes | None, str | None]:
     if not isinstance(annotation, dict):
         return show(annotation), f"malformed_record: the annotation is {name_of(annotation)}, not an object"
-    return _text(annotation.get("caption"))
-
-
-def _text(caption: Any) -> tuple[bytes | None, str | None]:
-    if caption is None:
-        return None, None
-    if isinstance(caption, str):
-        return encode(caption), None
-    return show(caption), f"malformed_record: the caption is {name_of(caption)}, not a text"
+    return text_of(annotation.get("caption"), "the caption")
 
 
 def _karpathy(image: Any, row: int, *, uri: str) -> Picture:
@@ -155,7 +145,7 @@ def _karpathy(image: Any, row: int, *, uri: str) -> Picture:
     found = []
     for place, sentence in enumerate(sentences):
         if isinstance(sentence, dict):
-            found.append((_order(sentence.get("sentid"), place), *_text(sentence.get("raw"))))
+            found.append((_order(sentence.get("sentid"), place), *text_of(sentence.get("raw"), "the caption")))
         else:
             broken = f"malformed_record: the sentence is {name_of(sentence)}, not an object"
             found.append((_order(None, place), show(sentence), broken))
@@ -166,20 +156,22 @@ def _karpathy(image: Any, row: int, *, uri: str) -> Picture:
         id=_id(image.get("cocoid")) or picture_id(as_url(encode(name))),
         split=split,
         uri=_uri(f"{path}/{name}" if isinstance(path, str) and path else name),
-        texts=[(f"sentences[{n}]", text, broken) for n, (_, text, broken) in enumerate(found)],
+        texts=[(f"sentences[{n}]", "human", text, broken) for n, (_, text, broken) in enumerate(found)],
     )
 
 
 def _blip(entry: Any, row: int, *, split: str) -> Picture:
     if not isinstance(entry, dict) or not isinstance(path := entry.get("image"), str):
         broken = f"malformed_record: the entry is {name_of(entry)} without `image`"
-        return Picture(row=row, id=None, split=split, texts=[("caption", show(entry), broken)], is_orphan=True)
+        text: Text = ("caption", "human", show(entry), broken)
+        return Picture(row=row, id=None, split=split, texts=[text], is_orphan=True)
     caption = entry.get("caption")
-    captions = (
-        [(f"caption[{n}]", c) for n, c in enumerate(caption)] if isinstance(caption, list) else [("caption", caption)]
-    )
+    captions = {"caption": caption}
+    if isinstance(caption, list):
+        captions = {f"caption[{n}]": element for n, element in enumerate(caption)}
+    texts: list[Text] = [(name, "human", *text_of(value, "the caption")) for name, value in captions.items()]
     uri = as_url(encode(path))
-    return Picture(row=row, id=picture_id(uri), split=split, uri=uri, texts=[(name, *_text(c)) for name, c in captions])
+    return Picture(row=row, id=picture_id(uri), split=split, uri=uri, texts=texts)
 
 
 def _id(value: Any) -> str | None:

@@ -1,30 +1,30 @@
-"""Flickr8k and Flickr30k, in the forms that go round: caption files, Karpathy's JSON, parquet of the Hugging Face hub.
+"""Flickr8k and Flickr30k: caption files, Karpathy's JSON, and parquet of the Hugging Face hub.
 
-Owns: which files are read, splits and their lists, scenes that the release lost. Does not own: the lines (`caption_lines`), Karpathy's
-layout (`coco_layouts`), parquet rows (`flickr_tables`).
-Invariant: a scene is named by its picture's file name without `.jpg`, in every form, so that they give the same scenes; a picture's
-captions come from one file.
+Invariant: a scene is named by its picture's file name without `.jpg`, so that every form gives the same scenes; the
+captions of a picture come from one file.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from catalog.schema import SPLIT_PATTERN
-from infra.errors import ConfigError, InputError
+from infra.errors import InputError
 from pipelines.records import Batch, Input, Piece, Source, Survey
 from pipelines.sources.formats.arrow_columns import as_url
 from pipelines.sources.formats.delimited import BOM
 from pipelines.sources.formats.documents import load
 from pipelines.sources.formats.embedded_images import WRITERS as PICTURE_WRITERS
 from pipelines.sources.formats.lines import all_lines
-from pipelines.sources.formats.names import NO_WRITERS, base, listed, picture_id
-from pipelines.sources.formats.rows import Builder
+from pipelines.sources.formats.names import base, listed, picture_id
+from pipelines.sources.formats.rows import Record, Text, batches
+from pipelines.sources.options import check_split
 from pipelines.sources.sets import caption_lines, flickr_tables
-from pipelines.sources.sets.coco_layouts import KARPATHY, Text, dataset_of, layout_of, pictures
+from pipelines.sources.sets.coco_layouts import KARPATHY, dataset_of, layout_of, pictures
 
 PARQUET: Final = "parquet"
 UNLISTED: Final = "rest"
@@ -36,7 +36,6 @@ SPLIT_NAMES: Final = {"dev": "val", "validation": "val"}
 LOST_OF_FLICKR8K: Final = {
     "2258277193_586949ec62": "missing_image: the picture is in no archive of Flickr8k, so 8,091 of its 8,092 are left"
 }
-NOTHING: Final[Mapping[str, str]] = {}
 MEANINGS: Final = {"picture's file name": "scene id, image uri", "caption": "text:human", "split, or its list": "split"}
 
 SplitRule: TypeAlias = Callable[[str | None, str | None], str]
@@ -46,7 +45,7 @@ _LISTED = re.compile(r"(.*?)(?:#\d+)?", re.DOTALL)
 _ENDING = re.compile(r"\.(?:jpe?g|png)$", re.IGNORECASE)
 _CAPTIONS = re.compile(r".*\.token(?:\.txt)?|.*captions.*\.txt|.*\.csv|dataset_.*\.json|.*\.parquet", re.IGNORECASE)
 _OTHER = re.compile(r".*(?:lemma|annotations\.txt|crowdflower|expert).*", re.IGNORECASE)
-"""Lemmatised captions and ratings lie beside the captions of Flickr8k."""
+"""Lemmatised captions and ratings, which the folder of Flickr8k holds beside its captions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,34 +64,27 @@ class CaptionFile(Input):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Record:
-    """What one line, picture or row says of a scene."""
+class _Entry:
+    """One line, picture or row of a caption file."""
 
     row: int
     picture: str | None
     split: str | None
     texts: list[Text]
-    is_mended: bool = False
+    is_repaired: bool = False
 
 
 class _Flickr(Source):
-    """What both sets do. A subclass is a dataclass of its options."""
+    """What both sets share. A subclass is a dataclass of its options."""
 
     split: str
-    lost: Mapping[str, str]
+    lost: Mapping[str, str] = {}
     "Scene id -> why its captions are rejected."
     foreign: tuple[re.Pattern[str], str]
-    "Pattern of the scene ids of the sister set, and its name."
-
-    bad_passes = 5
-    grouped = True
-    needs_input = True
-    repairs_byte_escapes = False
+    "Pattern of the scene ids of the other set, and its name."
 
     def __post_init__(self) -> None:
-        if self.split and not SPLIT_PATTERN.fullmatch(self.split):
-            message = f"The option source.split={self.split!r} is no split name (lower-case letters, digits, `_`)."
-            raise ConfigError(message)
+        check_split(self.split)
 
     def reads(self, name: str) -> bool:
         """Caption files and split lists; lemmatised captions and ratings beside them are left out."""
@@ -104,7 +96,7 @@ class _Flickr(Source):
 
         Raises InputError for a file in no known form, for a picture that two files or two lists hold, for splits from two sides.
         """
-        lists, files, notes = _sorted_out(inputs, self.name)
+        lists, files, notes = _chosen_files(inputs, self.name)
         splits = {} if self.split else _read_lists(lists)
         files = [replace(file, lists=tuple(lists)) for file in files]
         pieces: list[Piece] = []
@@ -135,29 +127,27 @@ class _Flickr(Source):
 
     def read(self, piece: Piece) -> Iterator[Batch]:
         """Rows [start, stop) of one file."""
-        file = piece.input
-        if not isinstance(file, CaptionFile):
-            raise InputError(f"A piece of {self.name} does not name its caption file. Pieces come from `survey`.")
-        splits = {} if self.split else _read_lists(file.lists)
-        rule = self._split_rule(file, splits)
+        file = piece.input_as(CaptionFile)
+        rule = self._split_rule(file, {} if self.split else _read_lists(file.lists))
         if file.form == PARQUET:
             yield from flickr_tables.read(file, piece.start, piece.stop, rule, self._pictures)
-            return
-        builder = Builder(file.uri)
-        for record in _records(file):
-            if record.row < piece.start:
-                continue
-            if record.row >= piece.stop:
+        else:
+            yield from batches(file.uri, self._records(file, piece, rule))
+
+    def _records(self, file: CaptionFile, piece: Piece, rule: SplitRule) -> Iterator[Record]:
+        for entry in _entries(file):
+            if entry.row >= piece.stop:
                 break
-            if builder.is_full:
-                yield builder.build()
-            id_ = None if record.picture is None else picture_id(record.picture)
-            builder.record(id_, rule(id_, record.split), record.row, image_uri=record.picture)
-            lost = self.lost.get(id_ or "")
-            for field, text, broken in record.texts:
-                builder.text(field, "human", text, broken or lost)
-        if not builder.is_empty:
-            yield builder.build()
+            if entry.row >= piece.start:
+                id_ = None if entry.picture is None else picture_id(entry.picture)
+                lost = self.lost.get(id_ or "")
+                yield Record(
+                    source_id=id_,
+                    split=rule(id_, entry.split),
+                    row=entry.row,
+                    texts=[(field, role, text, broken or lost) for field, role, text, broken in entry.texts],
+                    columns={"image_uri": entry.picture},
+                )
 
     @property
     def _pictures(self) -> bool:
@@ -168,54 +158,54 @@ class _Flickr(Source):
     ) -> Iterator[tuple[Piece, set[str]]]:
         rule = self._split_rule(file, splits)
         scenes: dict[str, set[str]] = {}
-        mended: list[str] = []
+        repaired: list[str] = []
         stop = 0
         seen: set[str] = set()
-        for record in _records(file):
-            id_ = None if record.picture is None else picture_id(record.picture)
+        for entry in _entries(file):
+            id_ = None if entry.picture is None else picture_id(entry.picture)
             if left is not None and len(seen) >= left and id_ not in seen:
                 break
-            stop = record.row + 1
+            stop = entry.row + 1
             if id_ is not None:
                 seen.add(id_)
-            scenes.setdefault(rule(id_, record.split), set()).add(id_ or f"#{record.row}")
-            if record.is_mended:
-                mended.append(f"{record.picture} (row {record.row:,})")
+            scenes.setdefault(rule(id_, entry.split), set()).add(id_ or f"#{entry.row}")
+            if entry.is_repaired:
+                repaired.append(f"{entry.picture} (row {entry.row:,})")
         if left is None and file.form != KARPATHY and not caption_lines.ends_in_a_line(file):
             notes.append(f"the last line of {file.uri} has no line end; was the file cut short?")
-        if mended:
-            notes.append(f"{file.uri}: a missing second separator is read as if it were there: {listed(mended)}")
+        if repaired:
+            notes.append(f"{file.uri}: a missing second separator is read as if it were there: {listed(repaired)}")
         if stop:
             counts = {split: len(ids) for split, ids in sorted(scenes.items())}
             yield Piece(input=file, start=0, stop=stop, scenes_by_split=counts), set().union(*scenes.values())
 
     def _check_names(self, ids: Collection[str]) -> None:
-        """Raises InputError when all pictures are of the sister set by their names."""
+        """Raises InputError when all pictures have names of the other set."""
         pattern, name = self.foreign
         if ids and all(pattern.fullmatch(id_) for id_ in ids):
             message = f"The pictures have names of {name} (such as {min(ids)}.jpg), not of {self.name}. Use the source {name}."
             raise InputError(message)
 
     def _split_rule(self, file: CaptionFile, splits: Mapping[str, str]) -> SplitRule:
-        """(scene id, split that the file says) -> split of the record."""
+        """(scene id, split that the file names) -> split of the record."""
 
-        def split(id_: str | None, said: str | None) -> str:
+        def split(id_: str | None, named: str | None) -> str:
             if self.split:
                 return self.split
-            if said and splits:
+            if named and splits:
                 message = f"{file.uri} says the splits itself, and so does {listed([one.uri for one in file.lists])}. Name one of them."
                 raise InputError(message)
             if splits:
                 return splits.get(_ENDING.sub("", id_ or ""), UNLISTED)
-            if said is not None and not said.strip():
+            if named is not None and not named.strip():
                 message = f"{file.uri} names no split for {id_}, though it names those of others. Fill it in, or name one split for all with source.split."
                 raise InputError(message)
-            said = said or file.named_split or WHOLE
-            said = SPLIT_NAMES.get(said, said)
-            if not SPLIT_PATTERN.fullmatch(said):
-                message = f"{file.uri} names the split {said!r} for {id_}, which cannot name one (lower-case letters, digits, `_`). Are its columns shifted? Name one split for all with source.split."
+            named = named or file.named_split or WHOLE
+            named = SPLIT_NAMES.get(named, named)
+            if not SPLIT_PATTERN.fullmatch(named):
+                message = f"{file.uri} names the split {named!r} for {id_}, which cannot name one (lower-case letters, digits, `_`). Are its columns shifted? Name one split for all with source.split."
                 raise InputError(message)
-            return said
+            return named
 
         return split
 
@@ -228,12 +218,11 @@ class Flickr8k(_Flickr):
     "One split name for all scenes. Empty: by the lists or the files, else `all`."
 
     name = "flickr8k"
-    writers = NO_WRITERS
     lost = LOST_OF_FLICKR8K
     foreign = (re.compile(r"[0-9]{5,}"), "flickr30k")
 
     def reads(self, name: str) -> bool:
-        """As both sets do, but parquet."""
+        """As for both sets, without parquet."""
         return super().reads(name) and not name.endswith(".parquet")
 
 
@@ -247,17 +236,15 @@ class Flickr30k(_Flickr):
     "Take the pictures out of parquet, too. 10,000 of them are a shard of 1.4 GB; use fewer scenes_per_shard."
 
     name = "flickr30k"
-    writers = NO_WRITERS
-    lost = NOTHING
     foreign = (re.compile(r"[0-9]{5,}_[0-9a-f]{8,}"), "flickr8k")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.pictures:
-            object.__setattr__(self, "writers", PICTURE_WRITERS)
+    @property
+    def writers(self) -> Mapping[str, str]:
+        """Pillow, when pictures are taken."""
+        return PICTURE_WRITERS if self.pictures else {}
 
 
-def _sorted_out(inputs: Sequence[Input], dataset: str) -> tuple[list[Input], list[CaptionFile], list[str]]:
+def _chosen_files(inputs: Sequence[Input], dataset: str) -> tuple[list[Input], list[CaptionFile], list[str]]:
     """(split lists, caption files with their form, notes), each by uri. Raises InputError when there is no caption file.
 
     The archive of Karpathy's files holds three sets, which say their names; those of the others are left out.
@@ -269,9 +256,9 @@ def _sorted_out(inputs: Sequence[Input], dataset: str) -> tuple[list[Input], lis
         name = base(source.uri)
         if source in lists or not _CAPTIONS.fullmatch(name) or _OTHER.fullmatch(name):
             continue
-        form, said = _form(source)
-        if said is not None and said != dataset:
-            notes.append(f"{source.uri} says that it is {said}, and is not read")
+        form, named = _form(source)
+        if named is not None and named != dataset:
+            notes.append(f"{source.uri} says that it is {named}, and is not read")
         else:
             files.append(CaptionFile(uri=source.uri, url=source.url, form=form))
     if not files:
@@ -286,7 +273,7 @@ def _sorted_out(inputs: Sequence[Input], dataset: str) -> tuple[list[Input], lis
 
 
 def _form(source: Input) -> tuple[str, str | None]:
-    """(form, the dataset that the file says it is of)."""
+    """(form, the dataset that the file names)."""
     if source.uri.endswith(".parquet"):
         return PARQUET, None
     if base(source.uri).endswith(".json"):
@@ -341,21 +328,13 @@ def _claim(holders: dict[str, str], ids: set[str], file: Input) -> None:
             raise InputError(message)
 
 
-def _records(file: CaptionFile) -> Iterator[_Record]:
+def _entries(file: CaptionFile) -> Iterator[_Entry]:
     if file.form == KARPATHY:
         for picture in pictures(load(file), uri=file.uri, split=""):
-            yield _Record(row=picture.row, picture=picture.uri, split=picture.split, texts=picture.texts)
+            yield _Entry(row=picture.row, picture=picture.uri, split=picture.split, texts=picture.texts)
         return
-    record: _Record | None = None
-    for entry in caption_lines.entries(file, file.form):
-        text = (entry.field, entry.text, entry.broken)
-        if record is not None and record.row == entry.row:
-            record.texts.append(text)
-            continue
-        if record is not None:
-            yield record
-        record = _Record(
-            row=entry.row, picture=entry.picture, split=entry.split, texts=[text], is_mended=entry.is_mended
-        )
-    if record is not None:
-        yield record
+    for row, group in itertools.groupby(caption_lines.captions(file, file.form), key=lambda caption: caption.row):
+        found = list(group)
+        texts: list[Text] = [(caption.field, "human", caption.text, caption.broken) for caption in found]
+        first = found[0]
+        yield _Entry(row=row, picture=first.picture, split=first.split, texts=texts, is_repaired=first.is_repaired)

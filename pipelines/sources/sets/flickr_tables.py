@@ -1,34 +1,28 @@
 """Flickr30k as parquet on the Hugging Face hub: one row a picture, with the list of its captions.
 
-Owns: the columns of both public layouts (`nlphuji/flickr30k` with a split column, `lmms-lab/flickr30k` without), embedded pictures.
-Does not own: footers and cuts (`footers`), what a split is called.
-Invariant: captions are read without the pictures that lie in the same row groups, unless pictures are asked for; then a piece has at
-most PICTURE_ROWS rows.
+Both public layouts are read: `nlphuji/flickr30k` with a split column, `lmms-lab/flickr30k` without.
+Invariant: pictures, which lie in the same row groups as captions, are read only when they are asked for; then a piece has
+at most PICTURE_ROWS rows.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from infra.errors import InputError
 from pipelines.records import Batch, Input, Piece
 from pipelines.sources.formats import arrow_columns, footers
-from pipelines.sources.formats.embedded_images import carried
+from pipelines.sources.formats.embedded_images import PICTURE_BATCH_BYTES, PICTURE_ROWS, is_picture, picture_columns
 from pipelines.sources.formats.names import base, picture_id
 
 CAPTION: Final = "caption"
 NAME: Final = "filename"
 SPLIT: Final = "split"
 PICTURE: Final = "image"
-PICTURE_ROWS: Final = 1_000
-"""About 140 MB of pictures of Flickr30k."""
-PICTURE_BATCH_BYTES: Final = 64 << 20
 
 _SPLIT = re.compile(r"([a-z]+)-\d+-of-\d+\.parquet")
 
@@ -69,47 +63,24 @@ def read(
     wanted = [CAPTION, NAME, SPLIT, *([PICTURE] if pictures else [])]
     limit = PICTURE_BATCH_BYTES if pictures else footers.BATCH_BYTES
     for first, batch in footers.read_rows(source, start, stop, wanted, batch_bytes=limit):
-        count = batch.num_rows
         ids, splits = _named(batch, split)
-        columns: dict[str, Any] = {
-            "source_id": pa.array(ids, pa.large_string()),
-            "split": pa.array(splits, pa.string()).dictionary_encode(),
-            "source_uri": arrow_columns.constant(source.uri, count),
-            "source_row": pa.array(np.arange(first, first + count, dtype=np.int64)),
-            "image_uri": arrow_columns.as_text(batch.column(NAME))[0],
-        }
+        columns = arrow_columns.address(source, first, batch.num_rows, "")
+        columns["source_id"] = pa.array(ids, pa.large_string())
+        columns["split"] = pa.array(splits, pa.string()).dictionary_encode()
+        columns["image_uri"] = arrow_columns.as_text(batch.column(NAME))[0]
         if pictures:
             columns |= picture_columns(batch.column(PICTURE))
-        yield arrow_columns.batch(count, columns, [arrow_columns.strand(batch.column(CAPTION), CAPTION, "human")])
-
-
-def picture_columns(column: pa.Array) -> dict[str, pa.Array]:
-    """Columns of RECORDS for a column of pictures as `datasets` stores them: struct<bytes, path>."""
-    found = [None if raw is None else carried(raw) for raw in pc.struct_field(column, "bytes").to_pylist()]
-    return {
-        "image": pa.array([None if f is None else f.data for f in found], pa.large_binary()),
-        "image_sha256": pa.array([None if f is None else f.sha256 for f in found], pa.large_string()),
-        "width": pa.array([None if f is None else f.width for f in found], pa.int32()),
-        "height": pa.array([None if f is None else f.height for f in found], pa.int32()),
-    }
-
-
-def is_picture(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds pictures as `datasets` stores them."""
-    if not pa.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
-        return False
-    inner = kind.field("bytes").type
-    return bool(pa.types.is_binary(inner) or pa.types.is_large_binary(inner))
+        yield arrow_columns.batch(columns, [arrow_columns.text_column(batch.column(CAPTION), CAPTION, "human")])
 
 
 def _named(batch: pa.RecordBatch, split: Callable[[str | None, str | None], str]) -> tuple[list[str | None], list[str]]:
     """Scene ids and splits of the rows."""
     names = arrow_columns.as_text(batch.column(NAME))[0].to_pylist()
     ids = [picture_id(name) or None if name else None for name in names]
-    said: list[str | None] = [None] * len(ids)
+    named: list[str | None] = [None] * len(ids)
     if SPLIT in batch.schema.names:
-        said = arrow_columns.as_text(batch.column(SPLIT))[0].fill_null("").to_pylist()
-    return ids, [split(id_, one) for id_, one in zip(ids, said, strict=True)]
+        named = arrow_columns.as_text(batch.column(SPLIT))[0].fill_null("").to_pylist()
+    return ids, [split(id_, name) for id_, name in zip(ids, named, strict=True)]
 
 
 def _check(footer: footers.Footer, pictures: bool) -> None:

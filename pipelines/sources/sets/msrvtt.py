@@ -1,8 +1,7 @@
 """MSR-VTT: 20 captions of each of 10,000 clips, and the split 1k-A that papers on retrieval use.
 
-Owns: splits and protocols, the order of captions, the address of a clip. Does not own: the annotation files (`msrvtt_files`).
-Invariant: every sentence of every file is one text of exactly one clip, or of none and then a reject; what the protocol 1k-A leaves out is
-not read, and a note says how many.
+Invariant: every sentence of every file is one text of exactly one clip; a sentence of no listed clip becomes a reject.
+Captions that the protocol 1k-A leaves out are not read, and a note says how many there are.
 """
 
 from __future__ import annotations
@@ -12,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from infra.errors import ConfigError, InputError
+from infra.errors import InputError
 from pipelines.records import Batch, Input, Piece, Source, Survey
-from pipelines.sources.formats.names import NO_WRITERS, base, listed
-from pipelines.sources.formats.rows import Builder
+from pipelines.sources.formats.names import base, listed
+from pipelines.sources.formats.rows import Record, Text, batches
+from pipelines.sources.options import check_choice
 from pipelines.sources.sets.msrvtt_files import Clip, clips_of, is_annotation, is_list, listed_clips
 
 SPLIT_NAMES: Final = {"validate": "val", "validation": "val"}
@@ -55,19 +55,11 @@ class MsrVtt(Source):
 
     name = "msrvtt"
     bad_passes = 20
-    grouped = True
-    needs_input = True
-    repairs_byte_escapes = False
-    writers = NO_WRITERS
 
     def __post_init__(self) -> None:
-        for option, known in (
-            ("splits", ("file", "official")),
-            ("test_captions", ("protocol", "all")),
-            ("scene", ("clip", "video")),
-        ):
-            if (value := getattr(self, option)) not in known:
-                raise ConfigError(f"The option source.{option}={value!r} is not one of {', '.join(known)}.")
+        check_choice("splits", self.splits, ("file", "official"))
+        check_choice("test_captions", self.test_captions, ("protocol", "all"))
+        check_choice("scene", self.scene, ("clip", "video"))
 
     def reads(self, name: str) -> bool:
         """JSON and CSV, plain or gzipped."""
@@ -75,11 +67,11 @@ class MsrVtt(Source):
 
     def survey(self, inputs: Sequence[Input], limit: int | None) -> Survey:
         """Parses every file. Raises InputError for other JSON, for a clip that two files hold, for a list of unknown clips."""
-        files, lists, notes = _sorted_out(inputs)
+        files, lists, notes = _chosen_files(inputs)
         test = _read_list(lists)
         pieces: list[Piece] = []
         holders: dict[str, str] = {}
-        said: Counter[str] = Counter()
+        splits: Counter[str] = Counter()
         texts = left_out = 0
         videos: Counter[tuple[str, str]] = Counter()
         for file in files:
@@ -93,7 +85,7 @@ class MsrVtt(Source):
                 if clip.is_orphan or (left is not None and clip.row >= left):
                     continue
                 stop = clip.row + 1
-                said[clip.split] += 1
+                splits[clip.split] += 1
                 videos[self._split(clip, test), clip.video or ""] += 1
                 texts += len(clip.texts)
                 left_out += max(0, len(clip.texts) - len(self._texts(clip, test)))
@@ -103,13 +95,13 @@ class MsrVtt(Source):
                 pieces.append(Piece(input=file, start=0, stop=stop, scenes_by_split=by_split))
         if self.scene == "video":
             _refuse_shared_videos(videos)
-        notes += self._notes(said, test, set(holders), left_out) + _shared_videos(videos)
+        notes += self._notes(splits, test, set(holders), left_out) + _shared_videos(videos)
         if not texts:
-            message = f"{listed([file.uri for file in files])} hold {sum(said.values()):,} clips and no sentence: a copy without captions (`_nosen`). Fetch the annotations that have them."
+            message = f"{listed([file.uri for file in files])} hold {splits.total():,} clips and no sentence: a copy without captions (`_nosen`). Fetch the annotations that have them."
             raise InputError(message)
         protocol = ", split 1k-A" if test is not None else ""
         return Survey(
-            format=f"MSR-VTT annotations, {sum(said.values()):,} clips{protocol}",
+            format=f"MSR-VTT annotations, {splits.total():,} clips{protocol}",
             pieces=pieces,
             columns=MEANINGS,
             notes=notes,
@@ -117,25 +109,23 @@ class MsrVtt(Source):
         )
 
     def read(self, piece: Piece) -> Iterator[Batch]:
-        """Clips [start, stop) of one file; sentences of clips that it does not list come with the piece that begins at 0."""
-        file = piece.input
-        if not isinstance(file, AnnotationFile):
-            raise InputError("A piece of MSR-VTT does not name its annotation file. Pieces come from `survey`.")
+        """Clips [start, stop) of one file; sentences of clips that are not listed come with the piece that begins at 0."""
+        yield from batches(piece.input_as(AnnotationFile).uri, self._records(piece))
+
+    def _records(self, piece: Piece) -> Iterator[Record]:
+        file = piece.input_as(AnnotationFile)
         test = _read_list(file.lists)
-        builder = Builder(file.uri)
         for clip in clips_of(file, file_is_list=is_list(base(file.uri))):
-            if not (piece.start == 0 if clip.is_orphan else piece.start <= clip.row < piece.stop):
-                continue
-            if builder.is_full:
-                yield builder.build()
-            id_ = None if clip.id is None else self._scene(clip)
-            # An orphan has no split; it goes where the survey announced one.
-            split = next(iter(piece.scenes_by_split)) if clip.is_orphan else self._split(clip, test)
-            builder.record(id_, split, clip.row, image_uri=clip.uri)
-            for field, text, broken in self._texts(clip, test):
-                builder.text(field, "human", text, broken)
-        if not builder.is_empty:
-            yield builder.build()
+            if piece.start == 0 if clip.is_orphan else piece.start <= clip.row < piece.stop:
+                # An orphan has no split; any split that the survey announced will do for a reject.
+                split = next(iter(piece.scenes_by_split)) if clip.is_orphan else self._split(clip, test)
+                yield Record(
+                    source_id=None if clip.id is None else self._scene(clip),
+                    split=split,
+                    row=clip.row,
+                    texts=self._texts(clip, test),
+                    columns={"image_uri": clip.uri},
+                )
 
     def _scene(self, clip: Clip) -> str:
         return clip.video if self.scene == "video" and clip.video else clip.id or ""
@@ -148,13 +138,13 @@ class MsrVtt(Source):
             return "train" if clip.number < OFFICIAL_TRAIN else "val" if clip.number < OFFICIAL_TRAIN_VAL else "test"
         return SPLIT_NAMES.get(clip.split, clip.split)
 
-    def _texts(self, clip: Clip, test: Mapping[str, bytes] | None) -> Sequence[tuple[str, bytes | None, str | None]]:
+    def _texts(self, clip: Clip, test: Mapping[str, bytes] | None) -> Sequence[Text]:
         if test is None or self.test_captions == "all" or clip.id not in test or clip.is_of_list:
             return clip.texts
-        return [("sentence", test[clip.id or ""], None)]
+        return [("sentence", "human", test[clip.id or ""], None)]
 
     def _notes(
-        self, said: Mapping[str, int], test: Mapping[str, bytes] | None, clips: set[str], left_out: int
+        self, splits: Counter[str], test: Mapping[str, bytes] | None, clips: set[str], left_out: int
     ) -> list[str]:
         notes = []
         if test is not None:
@@ -165,7 +155,7 @@ class MsrVtt(Source):
                 notes.append(
                     f"{left_out:,} captions of test clips are left out, as 1k-A shows one a clip; source.test_captions=all keeps them"
                 )
-        elif said.get("train", 0) == sum(said.values()) == OFFICIAL_CLIPS and self.splits == "file":
+        elif splits["train"] == splits.total() == OFFICIAL_CLIPS and self.splits == "file":
             notes.append(
                 "all 10,000 clips are of the split train; in the official release 2,990 are test. source.splits=official restores it"
             )
@@ -196,7 +186,7 @@ def _shared_videos(clips: Mapping[tuple[str, str], int]) -> list[str]:
     ]
 
 
-def _sorted_out(inputs: Sequence[Input]) -> tuple[list[AnnotationFile], tuple[Input, ...], list[str]]:
+def _chosen_files(inputs: Sequence[Input]) -> tuple[list[AnnotationFile], tuple[Input, ...], list[str]]:
     """(files to read, list of 1k-A, notes). A list alone is read as the annotations. Raises InputError when there is neither."""
     every = sorted(inputs, key=lambda source: source.uri)
     files = [source for source in every if is_annotation(base(source.uri))]

@@ -1,8 +1,7 @@
 """Annotation files of MSR-VTT, and the list of the 1,000 test clips of 1k-A.
 
-Owns: members and columns of both, and what is wrong with an entry. Does not own: splits, protocols, batches.
-Invariant: a sentence is a text of the clip that it names, in the order of its `sen_id`; one that names no listed clip is a text with
-`broken` set.
+Invariant: a sentence is a text of the clip that it names, in the order of its `sen_id`. A sentence that names no listed
+clip is a text that is marked broken.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from infra.errors import InputError
 from pipelines.records import Input
 from pipelines.sources.formats.arrow_columns import as_url
 from pipelines.sources.formats.delimited import Malformed, encoded, read_csv
-from pipelines.sources.formats.documents import encode, load, name_of, show
+from pipelines.sources.formats.documents import encode, load, name_of, show, text_of
 from pipelines.sources.formats.lines import read_lines
 from pipelines.sources.formats.names import listed
-from pipelines.sources.sets.coco_layouts import Text
+from pipelines.sources.formats.rows import MALFORMED_FIELD, Text
 
 LIST_COLUMNS: Final = ("video_id", "sentence")
 SEPARATORS: Final = (",", ";", "\t")
@@ -82,7 +81,7 @@ def clips_of(source: Input, *, file_is_list: bool) -> Iterator[Clip]:
     texts, orphans = _sentences(sentences, known)
     for clip in clips:
         ordered = sorted(texts.get(clip.id, []), key=lambda found: found[0])
-        clip.texts.extend((f"caption[{n}]", text, broken) for n, (_, text, broken) in enumerate(ordered))
+        clip.texts.extend((f"caption[{n}]", "human", text, broken) for n, (_, text, broken) in enumerate(ordered))
         yield clip
     yield from orphans
 
@@ -120,26 +119,21 @@ def _sentences(sentences: list[Any], known: set[str | None]) -> tuple[dict[str |
             continue
         if broken is None:
             broken = f"missing_image: the sentence names the clip {id_!r}, which `videos` does not list"
-        orphans.append(Clip(row=place, id=None, split="", texts=[("sentences", text, broken)], is_orphan=True))
+        orphans.append(Clip(row=place, id=None, split="", texts=[("sentences", "human", text, broken)], is_orphan=True))
     return texts, orphans
 
 
 def _caption(sentence: Any) -> tuple[bytes | None, str | None]:
     if not isinstance(sentence, dict):
         return show(sentence), f"malformed_record: the sentence is {name_of(sentence)}, not an object"
-    caption = sentence.get("caption")
-    if caption is None:
-        return None, None
-    if isinstance(caption, str):
-        return encode(caption), None
-    return show(caption), f"malformed_record: the caption is {name_of(caption)}, not a text"
+    return text_of(sentence.get("caption"), "the caption")
 
 
 def listed_clips(source: Input) -> dict[str, bytes]:
     """Clip -> caption of a list. Raises InputError for a line that does not parse, and for a clip that stands twice."""
     found: dict[str, bytes] = {}
     for clip in _of_list(source):
-        _, text, broken = clip.texts[0]
+        _, _, text, broken = clip.texts[0]
         if broken is not None or clip.id is None or not text:
             message = f"Row {clip.row + 1:,} of {source.uri} names no clip and caption ({broken or 'empty'}), so it is not clear which clips are test. Fetch the list again."
             raise InputError(message)
@@ -155,17 +149,17 @@ def _of_list(source: Input) -> Iterator[Clip]:
     clip, sentence = (names.index(name) for name in LIST_COLUMNS)
     for row, cells in enumerate(rows):
         if isinstance(cells, Malformed):
-            text: Text = ("line", cells.raw, f"malformed_record: {cells.detail}")
+            text: Text = (MALFORMED_FIELD, "human", cells.raw, f"malformed_record: {cells.detail}")
             yield Clip(row=row, id=None, split="test", texts=[text], is_of_list=True)
             continue
         id_ = encoded(cells[clip]).decode("utf-8", "backslashreplace")
         broken = None if _CLIP.fullmatch(id_) else f"malformed_record: {id_[:80]!r} is no clip"
-        text = ("sentence", encoded(cells[sentence]), broken)
+        text = ("sentence", "human", encoded(cells[sentence]), broken)
         yield Clip(row=row, id=None if broken else id_, split="test", texts=[text], is_of_list=True)
 
 
 def _separator(source: Input) -> str:
-    """The separator by which the header has the columns of a list; copies with `,` and with `;` go round."""
+    """The separator of the header; public copies have `,` or `;`."""
     header = next(read_lines(source), b"").decode("latin-1").removeprefix("\xef\xbb\xbf").rstrip("\r\n")
     for separator in SEPARATORS:
         if set(LIST_COLUMNS) <= {name.strip('"') for name in header.split(separator)}:

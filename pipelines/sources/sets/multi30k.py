@@ -1,9 +1,8 @@
-"""Multi30k task 2: five independent English captions of each Flickr30k image, in files of one caption a line.
+"""Multi30k task 2: five independent English captions of each Flickr30k image, one caption a line.
 
-Owns: which files belong to a split, and that their lines match. Does not own: captions of broken pictures (cleaning).
-Invariant: line i of each `<split>.{1..5}.en[.gz]` is of the picture in line i of `<split>_images.txt`; files of another length
-are refused, since every later caption would be of the wrong picture.
-The five files are ordered by length (.1 has the longest caption), so an index is a place, never a rank to choose by.
+Invariant: line i of each `<split>.{1..5}.en[.gz]` is of the picture in line i of `<split>_images.txt`. Files of unequal
+lengths are refused, because later captions would go to the wrong pictures.
+The five files are ordered by length (.1 has the longest caption), so captions must not be chosen by their index.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from infra.errors import InputError
 from pipelines.records import Batch, Input, Piece, Source, Survey
 from pipelines.sources.formats.arrow_columns import as_url
 from pipelines.sources.formats.lines import all_lines
-from pipelines.sources.formats.names import NO_WRITERS, base, listed, picture_id
-from pipelines.sources.formats.rows import Builder
+from pipelines.sources.formats.names import base, listed, picture_id
+from pipelines.sources.formats.rows import Record, batches
 
 SPLITS: Final = {"train": "train", "val": "val", "test_2016": "test"}
 """Name in the files -> split. `test_2017` has pictures but no English captions of task 2."""
@@ -47,11 +46,7 @@ class Multi30k(Source):
     """Multi30k task 2, from any folder that holds the caption files and the image lists."""
 
     name = "multi30k"
-    bad_passes = 5
     grouped = False
-    needs_input = True
-    repairs_byte_escapes = False
-    writers = NO_WRITERS
 
     def reads(self, name: str) -> bool:
         """Caption files and image lists; translations and other tasks in the same folder are left out."""
@@ -87,20 +82,21 @@ class Multi30k(Source):
 
     def read(self, piece: Piece) -> Iterator[Batch]:
         """Lines of one split; the record of line i has the five texts of line i."""
-        if not isinstance(piece.input, ImageList):
-            raise InputError("A piece of Multi30k does not name its caption files. Pieces come from `survey`.")
-        split = SPLITS[base(piece.input.uri).removesuffix(_IMAGES_END)]
-        pictures = _pictures(piece.input)[piece.start : piece.stop]
-        texts = [all_lines(source)[piece.start : piece.stop] for source in piece.input.captions]
-        builder = Builder(piece.input.uri)
-        for place, picture in enumerate(pictures):
-            if builder.is_full:
-                yield builder.build()
-            builder.record(picture_id(picture), split, piece.start + place, image_uri=picture)
-            for index, lines in enumerate(texts, start=1):
-                builder.text(f"{index}.en", "human", lines[place])
-        if not builder.is_empty:
-            yield builder.build()
+        images = piece.input_as(ImageList)
+        split = SPLITS[base(images.uri).removesuffix(_IMAGES_END)]
+        files = [all_lines(source) for source in images.captions]
+        records = (
+            Record(
+                source_id=picture_id(picture),
+                split=split,
+                row=row,
+                texts=[(f"{index}.en", "human", lines[row], None) for index, lines in enumerate(files, start=1)],
+                columns={"image_uri": picture},
+            )
+            for row, picture in enumerate(_pictures(images)[: piece.stop])
+            if row >= piece.start
+        )
+        yield from batches(images.uri, records)
 
 
 def _once(inputs: Sequence[Input]) -> list[Input]:

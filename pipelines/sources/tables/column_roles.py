@@ -1,25 +1,17 @@
-"""What each column of a table becomes: the options of `table` resolved against the columns that the files have.
+"""What each column of a table becomes: the options of `table` resolved against the columns of a file.
 
-Owns: the grammar of the column options, the guess of the caption column, the sentence for a column that is not there.
-Invariant: a resolved layout names only columns of the file it was resolved against.
+Invariant: a layout that passed `check_columns` names only columns of that file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from catalog.schema import ROLES, SPLIT_PATTERN
-from infra.errors import ConfigError, InputError
+from catalog.schema import SPLIT_PATTERN
+from infra.errors import InputError
 from pipelines.sources.formats.names import listed, nearest
-
-KNOWN_TEXTS: Final = ("caption", "captions", "text", "texts", "alt_text", "sentence", "sentences", "raw", "alt")
-"""Names, upper case aside, under which public caption sets keep their captions; the first that a table has is the guess."""
-
-DEFAULT_ROLE: Final = "human"
-COLUMN_PREFIX: Final = "column:"
-FALLBACK_SPLIT: Final = "train"
+from pipelines.sources.options import FALLBACK_SPLIT, KNOWN_TEXTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +26,7 @@ class Layout:
     width: str | None = None
     height: str | None = None
     split: str | None = None
-    "Column of the split; else all rows are of `split_name`, as are those that do not say theirs."
+    "Column of the split. Rows that name none, or all rows without the column, are of `split_name`."
     split_name: str = FALLBACK_SPLIT
 
     @property
@@ -59,40 +51,6 @@ class Layout:
             if name is not None:
                 found[name] = f"{found[name]}, {meaning}" if name in found else meaning
         return found
-
-
-def parse_texts(option: str) -> tuple[tuple[str, str], ...]:
-    """`a,b:alt` as ((a, human), (b, alt)); a suffix that is no role belongs to the name.
-
-    Raises ConfigError for an empty name and for a column that is named twice.
-    """
-    if not option.strip():
-        return ()
-    texts = []
-    for part in option.split(","):
-        name, colon, role = part.strip().rpartition(":")
-        texts.append((name, role) if colon and role in ROLES else (part.strip(), DEFAULT_ROLE))
-    names = [name for name, _ in texts]
-    if "" in names or len(set(names)) < len(names):
-        message = f"The option source.text={option!r} names an empty column, or one column twice. Write `column` or `column:role` with commas between; roles: {', '.join(ROLES)}."
-        raise ConfigError(message)
-    return tuple(texts)
-
-
-def parse_split(option: str) -> tuple[str | None, str]:
-    """`(column, fallback name)` of `column:<name>`, or `(None, name)` of a split name. Raises ConfigError."""
-    if option.startswith(COLUMN_PREFIX) and len(option) > len(COLUMN_PREFIX):
-        return option.removeprefix(COLUMN_PREFIX), FALLBACK_SPLIT
-    if not SPLIT_PATTERN.fullmatch(option):
-        message = f"The option source.split={option!r} is neither a split name (lower-case letters, digits, `_`) nor `column:<name>`."
-        raise ConfigError(message)
-    return None, option
-
-
-def guess_texts(columns: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """The first of KNOWN_TEXTS that is among the columns, upper case aside; () when none is."""
-    folded = {name.lower(): name for name in reversed(columns)}
-    return next((((folded[known], DEFAULT_ROLE),) for known in KNOWN_TEXTS if known in folded), ())
 
 
 def check_columns(layout: Layout, columns: Sequence[str], *, uri: str) -> None:

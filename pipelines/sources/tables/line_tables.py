@@ -1,8 +1,7 @@
 """Rows of CSV and JSON lines into batches, by the layout of a table.
 
-Owns: what a cell may be (a text, a list of texts, an id, a number) and the reject of one that is something else.
-Does not own: parsing (`delimited`, `documents`), the layout.
-Invariant: a row unit is a record of a CSV file below its header, or a line of a JSON-lines file; each gives one record at most.
+Invariant: a row unit is a record of a CSV file below its header, or a line of a JSON-lines file; each gives at most one
+record. A cell is a text, a list of texts, an id or a number; a text of any other kind is marked broken.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from infra.errors import InputError
 from pipelines.records import Batch, Input, Piece
 from pipelines.sources.formats.arrow_columns import as_url
 from pipelines.sources.formats.delimited import Malformed, encoded, read_csv
-from pipelines.sources.formats.documents import encode, json_lines, name_of, show
-from pipelines.sources.formats.rows import Builder
+from pipelines.sources.formats.documents import encode, json_lines, name_of, text_of
+from pipelines.sources.formats.rows import Record, Text, batches, malformed
 from pipelines.sources.tables import column_roles
 from pipelines.sources.tables.column_roles import Layout
 
@@ -55,7 +54,7 @@ class LineTable:
         return list(names)
 
     def guessable(self) -> list[str]:
-        """Columns that could hold captions: by their names, any."""
+        """Columns that could hold captions: any, as the file declares no types."""
         return self.columns()
 
     def check(self, layout: Layout) -> None:
@@ -86,21 +85,18 @@ class LineTable:
 
     def read(self, start: int, stop: int, layout: Layout) -> Iterator[Batch]:
         """The records of row units [start, stop). What comes before is parsed and skipped."""
-        names = layout.names
-        builder = Builder(self.input.uri)
-        for row, raw, cells in self._rows(names):
+        yield from batches(self.input.uri, self._records(start, stop, layout))
+
+    def _records(self, start: int, stop: int, layout: Layout) -> Iterator[Record]:
+        for row, raw, cells in self._rows(layout.names):
             if row >= stop:
                 break
             if row < start:
                 continue
-            if builder.is_full:
-                yield builder.build()
             if isinstance(cells, str):
-                builder.malformed(layout.split_name, row, raw, cells)
+                yield malformed(layout.split_name, row, raw, cells)
             else:
-                _add(builder, row, dict(zip(names, cells, strict=True)), layout, self.input.uri)
-        if not builder.is_empty:
-            yield builder.build()
+                yield _record(row, dict(zip(layout.names, cells, strict=True)), layout, self.input.uri)
 
     def _rows(self, wanted: Sequence[str]) -> Iterator[tuple[int, bytes, list[Any] | str]]:
         """(row unit, raw line where it is malformed, the wanted cells or what is wrong)."""
@@ -117,7 +113,7 @@ class LineTable:
                 yield row, b"", [encoded(fields[place]) for place in places]
 
 
-def _add(builder: Builder, row: int, cells: dict[str, Any], layout: Layout, uri: str) -> None:
+def _record(row: int, cells: dict[str, Any], layout: Layout, uri: str) -> Record:
     source_id: str | None = f"{uri}#{row}"
     broken = None
     if layout.id is not None:
@@ -128,34 +124,23 @@ def _add(builder: Builder, row: int, cells: dict[str, Any], layout: Layout, uri:
         if not SPLIT_PATTERN.fullmatch(split):
             broken = f"malformed_record: the split in `{layout.split}` is {split!r}"
             split = layout.split_name
-    builder.record(
-        None if broken else source_id,
-        split,
-        row,
-        image_uri=_uri(cells.get(layout.image or "")),
-        image_sha256=_sha256(cells.get(layout.image_sha256 or "")),
-        width=_number(cells.get(layout.width or "")),
-        height=_number(cells.get(layout.height or "")),
-    )
-    for name, role in layout.texts:
-        for field, text, problem in _texts(cells[name], name):
-            builder.text(field, role, text, broken or problem)
+    columns = {
+        "image_uri": _uri(cells.get(layout.image or "")),
+        "image_sha256": _sha256(cells.get(layout.image_sha256 or "")),
+        "width": _number(cells.get(layout.width or "")),
+        "height": _number(cells.get(layout.height or "")),
+    }
+    texts = [text for name, role in layout.texts for text in _texts(cells[name], name, role, broken)]
+    return Record(source_id=None if broken else source_id, split=split, row=row, texts=texts, columns=columns)
 
 
-def _texts(cell: Any, name: str) -> Iterator[tuple[str, bytes | None, str | None]]:
+def _texts(cell: Any, name: str, role: str, broken: str | None) -> Iterator[Text]:
+    elements = {name: cell}
     if isinstance(cell, list):
-        for place, element in enumerate(cell):
-            yield _text(element, f"{name}[{place}]")
-    else:
-        yield _text(cell, name)
-
-
-def _text(cell: Any, field: str) -> tuple[str, bytes | None, str | None]:
-    if cell is None or isinstance(cell, bytes):
-        return field, cell, None
-    if isinstance(cell, str):
-        return field, encode(cell), None
-    return field, show(cell), f"malformed_record: `{field}` is {name_of(cell)}, not a text"
+        elements = {f"{name}[{place}]": element for place, element in enumerate(cell)}
+    for field, element in elements.items():
+        text, problem = text_of(element, f"`{field}`")
+        yield field, role, text, broken or problem
 
 
 def _id(cell: Any, column: str) -> tuple[str | None, str | None]:

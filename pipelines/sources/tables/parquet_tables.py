@@ -1,8 +1,6 @@
-"""Rows of parquet into batches, by the layout of a table.
+"""Rows of parquet into batches, by the layout of a table, whole columns at a time.
 
-Owns: which Arrow types a column of each meaning may have, and ids from numbers. Does not own: the layout, reading (`footers`).
-Invariant: whole columns at a time; schemas may differ between files in column order, nullability and all-null columns
-(C8, C11, C12).
+Schemas may differ between files in column order, nullability and all-null columns (C8, C11, C12).
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from infra.errors import InputError
-from pipelines.records import Batch, Piece
+from pipelines.records import Batch, Input, Piece
 from pipelines.sources.formats import arrow_columns, footers
 from pipelines.sources.tables import column_roles
 from pipelines.sources.tables.column_roles import Layout
@@ -53,11 +51,11 @@ class ParquetTable:
             if column is not None and not arrow_columns.is_text(kind := footers.column_type(self.footer, column)):
                 raise self._wrong(column, kind, "a text", "Pictures inside a table are not read.")
         for column in (layout.width, layout.height):
-            if column is not None and not _is_number(kind := footers.column_type(self.footer, column)):
+            if column is not None and not arrow_columns.is_number(kind := footers.column_type(self.footer, column)):
                 raise self._wrong(column, kind, "a number", "Name a column of pixels.")
         if layout.id is not None:
             kind = footers.column_type(self.footer, layout.id)
-            if not arrow_columns.is_text(kind) and not _is_number(kind):
+            if not arrow_columns.is_text(kind) and not arrow_columns.is_number(kind):
                 raise self._wrong(layout.id, kind, "a text or a whole number", "Name the column that names the scene.")
 
     def _wrong(self, name: str, kind: pa.DataType, wanted: str, way_out: str) -> InputError:
@@ -87,30 +85,24 @@ class ParquetTable:
     def read(self, start: int, stop: int, layout: Layout) -> Iterator[Batch]:
         """The records of rows [start, stop)."""
         for first, rows in footers.read_rows(self.footer.input, start, stop, layout.names):
-            yield _batch(rows, first, layout, self.footer.input.uri)
+            yield _batch(rows, first, layout, self.footer.input)
 
 
-def _batch(rows: pa.RecordBatch, first: int, layout: Layout, uri: str) -> Batch:
-    count = rows.num_rows
-    numbers = pa.array(np.arange(first, first + count, dtype=np.int64))
-    broken = _Broken(count)
+def _batch(rows: pa.RecordBatch, first: int, layout: Layout, source: Input) -> Batch:
+    columns = arrow_columns.address(source, first, rows.num_rows, layout.split_name)
+    broken = _Broken(rows.num_rows)
     if layout.id is None:
+        numbers = columns["source_row"].cast(pa.large_string())
         source_id = pc.binary_join_element_wise(
-            pa.scalar(uri, pa.large_string()), numbers.cast(pa.large_string()), pa.scalar("#", pa.large_string())
+            pa.scalar(source.uri, pa.large_string()), numbers, pa.scalar("#", pa.large_string())
         )
     else:
-        source_id, wrong = _ids(rows.column(layout.id), layout.id, uri)
+        source_id, wrong = _ids(rows.column(layout.id), layout.id, source.uri)
         broken.add(wrong, f"malformed_record: the scene id in `{layout.id}` is not UTF-8")
-    split = arrow_columns.constant(layout.split_name, count)
     if layout.split is not None:
-        split, wrong = arrow_columns.as_split(rows.column(layout.split), layout.split_name)
+        columns["split"], wrong = arrow_columns.as_split(rows.column(layout.split), layout.split_name)
         broken.add(wrong, f"malformed_record: `{layout.split}` names no split")
-    columns = {
-        "source_id": broken.without(source_id),
-        "split": split,
-        "source_uri": arrow_columns.constant(uri, count),
-        "source_row": numbers,
-    }
+    columns["source_id"] = broken.without(source_id)
     if layout.image is not None:
         columns["image_uri"] = arrow_columns.as_text(rows.column(layout.image))[0]
     if layout.image_sha256 is not None:
@@ -119,12 +111,12 @@ def _batch(rows: pa.RecordBatch, first: int, layout: Layout, uri: str) -> Batch:
         columns["width"] = arrow_columns.as_int32(rows.column(layout.width))
     if layout.height is not None:
         columns["height"] = arrow_columns.as_int32(rows.column(layout.height))
-    strands = [arrow_columns.strand(rows.column(name), name, role) for name, role in layout.texts]
-    return arrow_columns.batch(count, columns, strands, broken.reasons)
+    texts = [arrow_columns.text_column(rows.column(name), name, role) for name, role in layout.texts]
+    return arrow_columns.batch(columns, texts, broken.reasons)
 
 
 class _Broken:
-    """Reasons by record; stays None while every record is sound, as nearly always."""
+    """Reasons of rejects by record; None while every record is sound, which is nearly always."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -157,7 +149,3 @@ def _ids(column: pa.Array, name: str, uri: str) -> tuple[pa.Array, NDArray[np.bo
         return column.cast(pa.large_string()), None
     text, wrong = arrow_columns.as_text(column)
     return pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.large_string()), text), wrong
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind))

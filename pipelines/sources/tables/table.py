@@ -1,7 +1,5 @@
-"""Any table of captions: parquet, CSV or JSON lines, with the columns that the options name.
+"""The source `table`: parquet, CSV or JSON lines, with the columns that the options name.
 
-Owns: the options and the survey over all files. Does not own: what a column becomes (`layout`), how rows are read
-(`parquet_tables`, `line_tables`).
 Invariant: every file of a job has the same layout, and a text is the bytes of its cell.
 """
 
@@ -15,8 +13,8 @@ from infra.errors import ConfigError, InputError
 from pipelines.records import Batch, Input, Piece, Source, Survey
 from pipelines.sources.formats import footers
 from pipelines.sources.formats.delimited import delimiter_of
-from pipelines.sources.formats.names import NO_WRITERS, base, listed
-from pipelines.sources.tables import column_roles
+from pipelines.sources.formats.names import base, listed
+from pipelines.sources.options import FALLBACK_SPLIT, guess_texts, parse_split, parse_texts
 from pipelines.sources.tables.column_roles import Layout
 from pipelines.sources.tables.line_tables import LineTable
 from pipelines.sources.tables.parquet_tables import ParquetTable
@@ -44,7 +42,7 @@ class Table(Source):
     "Column of the image's width in pixels."
     height: str = ""
     "Column of the image's height in pixels."
-    split: str = column_roles.FALLBACK_SPLIT
+    split: str = FALLBACK_SPLIT
     "A split name for all rows, or `column:<name>`."
     unique: bool = False
     "The ids are known to be unique, so rows need not be brought together by id."
@@ -52,11 +50,6 @@ class Table(Source):
     "One character, CSV only. Empty: tab for `.tsv`, else comma."
 
     name = "table"
-    bad_passes = 5
-    grouped = True
-    needs_input = True
-    repairs_byte_escapes = False
-    writers = NO_WRITERS
 
     def __post_init__(self) -> None:
         if self.delimiter and (len(self.delimiter) > 1 or not self.delimiter.isascii() or self.delimiter in '\n\r"'):
@@ -67,10 +60,13 @@ class Table(Source):
                 "The option source.unique=true needs source.id: rows without an id column are scenes of their own."
             )
             raise ConfigError(message)
-        column_roles.parse_texts(self.text)
-        column_roles.parse_split(self.split)
-        # Not an option: whether rows must be brought together follows from them.
-        object.__setattr__(self, "grouped", bool(self.id) and not self.unique)
+        parse_texts(self.text)
+        parse_split(self.split)
+
+    @property
+    def grouped(self) -> bool:
+        """Rows are brought together when they have ids that may repeat."""
+        return bool(self.id) and not self.unique
 
     def reads(self, name: str) -> bool:
         """Parquet, CSV and JSON lines, by the ending of the name."""
@@ -111,13 +107,11 @@ class Table(Source):
 
     def read(self, piece: Piece) -> Iterator[Batch]:
         """Rows of one piece."""
-        if piece.input is None:
-            raise InputError("A piece of a table names no input.")
-        table = next(iter(self._open([piece.input])))
+        table = next(self._open([piece.input_as(Input)]))
         yield from table.read(piece.start, piece.stop, self._layout(table))
 
     def _open(self, files: Sequence[Input]) -> Iterator[AnyTable]:
-        """The files in their order; all footers are fetched at once."""
+        """The files in their order; all footers are read at once."""
         parquet = iter(footers.footers([file for file in files if _end(file) in PARQUET_ENDS]))
         for file in files:
             if _end(file) in PARQUET_ENDS:
@@ -128,9 +122,9 @@ class Table(Source):
 
     def _layout(self, table: AnyTable) -> Layout:
         """The options against the columns of one file. Raises InputError when they do not fit."""
-        split, split_name = column_roles.parse_split(self.split)
+        split, split_name = parse_split(self.split)
         layout = Layout(
-            texts=column_roles.parse_texts(self.text) or column_roles.guess_texts(table.guessable()),
+            texts=parse_texts(self.text) or guess_texts(table.guessable()),
             id=self.id or None,
             image=self.image or None,
             image_sha256=self.image_sha256 or None,

@@ -1,10 +1,10 @@
-"""Output of img2dataset: `NNNNN.tar`, its metadata `NNNNN.parquet` and `NNNNN_stats.json`; or parquet that carries the pictures.
+"""Output of img2dataset: `NNNNN.tar` with `NNNNN.parquet` and `NNNNN_stats.json`, or parquet with the pictures inside.
 
-Owns: which files are one shard, the order of its rows, rows whose picture was not fetched. Does not own: the layout of its metadata
-(`img2dataset_shards`), samples and texts (`tar_samples`, `tar_texts`).
-A tar holds what was fetched, in order of completion; the parquet has every row that was tried. So rows are taken by key: the number in a
-key is the row number of a record, and a caption without picture is a reject that says why (img2dataset#452).
-Invariant: tar, parquet and stats agree, or InputError says which two do not. A scene is named by sha256, else by url, never by key (A3).
+A tar holds the fetched pictures in order of completion; the parquet has a row for every attempt. So rows are joined by
+key: the number in a key is the row number of a record, and a caption without picture is a reject with the error of its
+download (img2dataset#452).
+Invariant: tar, parquet and stats agree, or InputError names the two that do not. A scene is named by sha256, else by
+url, never by key (A3).
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from infra.errors import ConfigError, InputError
+from infra.errors import InputError
 from pipelines.arrays import Ints
 from pipelines.records import Batch, Input, Piece, Source, Survey
 from pipelines.sources.formats import tar_samples
-from pipelines.sources.formats.embedded_images import WRITERS, carried
+from pipelines.sources.formats.embedded_images import WRITERS, embedded_image
 from pipelines.sources.formats.footers import FOOTER_THREADS
 from pipelines.sources.formats.names import listed, nearest
-from pipelines.sources.formats.rows import Builder
+from pipelines.sources.formats.rows import Record, Text, batches
 from pipelines.sources.formats.tar_members import open_headers
-from pipelines.sources.tables import column_roles
+from pipelines.sources.options import check_choice, check_split, parse_texts
 from pipelines.sources.tars import img2dataset_shards, tar_records
 from pipelines.sources.tars.img2dataset_shards import NAME, Row, Shard
-from pipelines.sources.tars.tar_places import check_split, placed, split_notes
-from pipelines.sources.tars.tar_texts import ID_FIELDS, KEY, Reading, Told, row_told, told
+from pipelines.sources.tars.tar_places import placed, split_notes
+from pipelines.sources.tars.tar_texts import ID_FIELDS, KEY, Reading, describe, describe_row
 from pipelines.sources.tars.webdataset_tars import check_id, peek_at
 
 FAILED: Final = ("reject", "keep", "skip")
@@ -39,7 +39,10 @@ FAILED: Final = ("reject", "keep", "skip")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShardPiece(Piece):
-    """A piece of a shard. offsets (stop - start,): where the sample of each row begins, -1 where there is none; None: one pass finds them."""
+    """A piece of a shard.
+
+    offsets (stop - start,): where the sample of each row begins, -1 where there is none; None: one pass finds them.
+    """
 
     offsets: Ints | None
 
@@ -60,17 +63,13 @@ class Img2dataset(Source):
     name = "img2dataset"
     # One alt text, and up to two recaptions as in Recap-DataComp.
     bad_passes = 3
-    grouped = True
-    needs_input = True
-    repairs_byte_escapes = False
     writers = WRITERS
 
     def __post_init__(self) -> None:
-        column_roles.parse_texts(self.text)
+        parse_texts(self.text)
         check_split(self.split)
         check_id("key" if self.id == KEY else self.id)
-        if self.failed not in FAILED:
-            raise ConfigError(f"The option source.failed={self.failed!r} is not one of {', '.join(FAILED)}.")
+        check_choice("failed", self.failed, FAILED)
 
     def reads(self, name: str) -> bool:
         """Files that are named as img2dataset names its output; a list of URLs beside them is left out."""
@@ -158,42 +157,41 @@ class Img2dataset(Source):
 
     def read(self, piece: Piece) -> Iterator[Batch]:
         """Rows [start, stop) of one shard: of a tar in the order of keys, of parquet in its own."""
-        shard = piece.input
-        if not isinstance(piece, ShardPiece) or not isinstance(shard, Shard):
-            raise InputError("A piece of img2dataset names no shard.")
+        shard = piece.input_as(Shard)
+        if not isinstance(piece, ShardPiece):
+            raise InputError(f"A piece of {shard.uri} has no offsets. Pieces come from `survey`.")
+        yield from batches(shard.uri, self._records(shard, piece))
+
+    def _records(self, shard: Shard, piece: ShardPiece) -> Iterator[Record]:
         reading = self._reading()
-        builder = Builder(shard.uri)
         for row, sample in _rows(shard, piece, reading):
-            if builder.is_full:
-                yield builder.build()
-            if row.failed is not None:
-                self._add_failed(builder, row, reading, shard)
-            elif sample is not None:
-                said = told(sample, reading, shard.fallback, row=row.columns)
-                tar_records.add(builder, sample, row.number, said, shard)
-            else:
-                _add_row(builder, row, reading, shard)
-        if not builder.is_empty:
-            yield builder.build()
+            if sample is not None:
+                described = describe(sample, reading, shard.fallback, row=row.columns)
+                yield from tar_records.records(sample, row.number, described, shard)
+            elif row.failed is None or self.failed != "skip":
+                yield self._record(row, reading, shard)
 
     def _reading(self) -> Reading:
-        return Reading(texts=column_roles.parse_texts(self.text), id=self.id, role="alt")
+        return Reading(texts=parse_texts(self.text), id=self.id, role="alt")
 
-    def _add_failed(self, builder: Builder, row: Row, reading: Reading, shard: Shard) -> None:
-        if self.failed == "skip":
-            return
-        said = row_told(row.columns or {}, reading, shard.fallback, key=row.key)
-        _record(builder, row, said, shard, None)
-        for field, role, text, broken in said.texts:
-            why = f"missing_image: {row.failed}" if self.failed == "reject" else broken
-            builder.text(field, role, text, why)
+    def _record(self, row: Row, reading: Reading, shard: Shard) -> Record:
+        """The record of a row without a sample in a tar."""
+        described = describe_row(row.columns or {}, reading, shard.fallback, key=row.key)
+        picture = None if row.picture is None else embedded_image(row.picture)
+        texts: list[Text] = described.texts
+        if row.failed is not None and self.failed == "reject":
+            texts = [(field, role, text, f"missing_image: {row.failed}") for field, role, text, _ in texts]
+        columns = {"image_uri": described.url, **(picture.columns if picture else {})}
+        if described.sha256:
+            columns["image_sha256"] = described.sha256
+        return Record(source_id=described.id, split=shard.split, row=row.number, texts=texts, columns=columns)
 
 
 def _outlines(found: Sequence[Shard], limit: int | None) -> Iterator[tuple[Shard, img2dataset_shards.Outline]]:
-    """The shards in order and what each holds; with a limit no more are read ahead than there are threads."""
+    """The shards in order with their outlines; with a limit at most one for each thread is read ahead."""
     has_metadata = all(shard.metadata is not None for shard in found)
     count = FOOTER_THREADS if has_metadata else tar_samples.HEADER_THREADS
-    # What is known of a row is given up after each window, so that a billion of them are never in memory.
+    # Outlines have a value for each row. They are dropped after each window, as a billion of them need too much memory.
     window = count if limit is not None else 16 * count
     with ThreadPoolExecutor(count) as threads:
         for first in range(0, len(found), window):
@@ -207,7 +205,7 @@ def _rows(shard: Shard, piece: ShardPiece, reading: Reading) -> Iterator[tuple[R
         for sample in _samples_at(shard, piece.offsets, reading):
             yield Row(key=sample.key, number=img2dataset_shards.number_of(sample.key), columns=None), sample
         return
-    known = img2dataset_shards.tried(shard)
+    known = img2dataset_shards.attempts(shard)
     fetched: dict[str, tar_samples.Sample] = {}
     if piece.offsets is not None:
         fetched = {sample.key: sample for sample in _samples_at(shard, piece.offsets, reading)}
@@ -218,7 +216,7 @@ def _rows(shard: Shard, piece: ShardPiece, reading: Reading) -> Iterator[tuple[R
 
 
 def _samples_at(shard: Shard, offsets: Ints | None, reading: Reading) -> list[tar_samples.Sample]:
-    """The samples that begin at these offsets, in their order; they are read as they stand in the tar, since a store is slow to go back."""
+    """The samples that begin at these offsets, in their order. They are read in the order of the tar: seeks are slow."""
     if offsets is None:
         raise InputError(f"A piece of {shard.uri} does not say where its samples are.")
     places = offsets[offsets >= 0]
@@ -233,9 +231,9 @@ def _samples_at(shard: Shard, offsets: Ints | None, reading: Reading) -> list[ta
 
 
 def _samples(
-    shard: Shard, known: img2dataset_shards.Tried, piece: Piece, reading: Reading
+    shard: Shard, known: img2dataset_shards.Attempts, piece: Piece, reading: Reading
 ) -> dict[str, tar_samples.Sample]:
-    """Samples of the piece by key; one pass over the tar, whose order is that in which the pictures came."""
+    """Samples of the piece by key; one pass over the tar, whose order is that of the downloads."""
     failed = known.failed
     wanted = set(known.keys[piece.start : piece.stop].filter(pa.array(~failed[piece.start : piece.stop])).to_pylist())
     found: dict[str, tar_samples.Sample] = {}
@@ -253,23 +251,3 @@ def _samples(
         shard, fetched=known.keys.filter(pa.array(~failed)), seen=pa.array(seen, pa.large_string())
     )
     return found
-
-
-def _add_row(builder: Builder, row: Row, reading: Reading, shard: Shard) -> None:
-    said = row_told(row.columns or {}, reading, shard.fallback, key=row.key)
-    _record(builder, row, said, shard, row.picture)
-    tar_records.add_texts(builder, said.texts)
-
-
-def _record(builder: Builder, row: Row, said: Told, shard: Shard, picture: bytes | None) -> None:
-    shown = None if picture is None else carried(picture)
-    builder.record(
-        said.id,
-        shard.split,
-        row.number,
-        image_uri=said.url,
-        image_sha256=said.sha256 or (shown and shown.sha256),
-        width=shown and shown.width,
-        height=shown and shown.height,
-        image=shown and shown.data,
-    )

@@ -1,9 +1,8 @@
-"""Shards of img2dataset's output and their metadata.
+"""Shards of img2dataset's output: which files belong together, their metadata, and counts that must agree.
 
-Owns: names, which files belong together, rows that were tried and what became of them, counts that must agree.
-Does not own: what is in a tar. Source of the layout: img2dataset 1.47.0 (`writer.py`, `downloader.py`, `logger.py`).
-Invariant: rows of a tar are in the order of their keys, whatever the order in which the pictures came; rows of parquet that carries the
-pictures are in the order of the file.
+Source of the layout: img2dataset 1.47.0 (`writer.py`, `downloader.py`, `logger.py`).
+Invariant: rows of a tar are in the order of their keys, whatever the order of the downloads; rows of parquet with the
+pictures inside are in the order of the file.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from pipelines.sources.tars.tar_texts import ID_FIELDS, STATE_FIELDS, Reading, r
 NAME: Final = re.compile(r"(\d+)(?:\.(tar|parquet)|(_stats)\.json)")
 SUCCESS: Final = "success"
 KEY_DIGITS_MAX: Final = 18
-"""So that the number in a key fits 64 bits."""
+"""The number in a key fits 64 bits."""
 
 TAKEN_ROWS: Final = 4_096
-"""Rows that are Python values at once."""
+"""Rows that are held as Python values at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shard(Tar):
-    """A tar, or a parquet that carries the pictures; sidecar: the metadata of a tar. stats decide no row, so they are no input file."""
+    """A tar, or a parquet with the pictures inside. sidecar: the metadata of a tar. stats decide no row, so not in `files`."""
 
     sidecar: Input | None = None
     stats: Input | None = None
@@ -54,7 +53,7 @@ class Shard(Tar):
 
     @property
     def metadata(self) -> Input | None:
-        """The parquet that has a row of everything that was tried; None of a tar alone."""
+        """The parquet that has a row for every attempt; None for a tar alone."""
         return self if self.is_parquet else self.sidecar
 
     @property
@@ -64,8 +63,8 @@ class Shard(Tar):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Tried:
-    """The rows of a shard in canonical order.
+class Attempts:
+    """The rows of a shard, one for each picture that was to be fetched, in canonical order.
 
     keys (R,). status (R,): `success`, or why there is no picture. numbers (R,): of the records. places (R,): rows of the metadata.
     """
@@ -83,10 +82,10 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outline:
-    """What a shard holds. failed (R,): rows without picture, in canonical order. statuses: counts of those. columns: of its metadata.
+    """What a shard holds. failed (R,): rows without picture, in canonical order. statuses: their counts.
 
-    step: rows of one piece. offsets (R,): where the sample of a row begins in the tar, -1 where there is none; None where one pass
-    over the tar serves its only piece.
+    columns: of its metadata. step: rows of one piece. offsets (R,): where the sample of a row begins in the tar, -1 where
+    there is none; None where one pass over the tar serves its only piece.
     """
 
     failed: NDArray[np.bool_]
@@ -98,9 +97,9 @@ class Outline:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row that was tried. number: of the record. failed: None, or the status and its error. picture: of a parquet row.
+    """One attempt. number: of the record. failed: None, or the status and its error. picture: of a parquet row.
 
-    columns: None of a tar without metadata.
+    columns: None for a tar without metadata.
     """
 
     key: str
@@ -140,14 +139,14 @@ def shards_of(inputs: Sequence[Tar]) -> list[Shard]:
 
 
 def outline(shard: Shard) -> Outline:
-    """What became of each row. Raises InputError for files that are not img2dataset's, or that do not agree."""
+    """The outcome of each row. Raises InputError for files that are not img2dataset's, or that do not agree."""
     offsets: Ints | None = None
     if shard.metadata is None:
         keys, at = _keys_in_tar(shard)
         rows = _ordered(keys, pa.repeat(pa.scalar(SUCCESS, pa.large_string()), len(keys)), shard)
         offsets = at[rows.places]
     else:
-        rows = tried(shard)
+        rows = attempts(shard)
     if shard.is_parquet:
         _picture_column(shard)
     step = max(1, -(-len(rows.keys) * tar_samples.PIECE_BYTES // max(1, storage.size(shard.url))))
@@ -161,11 +160,11 @@ def outline(shard: Shard) -> Outline:
     return Outline(failed=failed, statuses=statuses, columns=names, step=step, offsets=offsets)
 
 
-def tried(shard: Shard) -> Tried:
-    """What the metadata of a shard says of each row."""
+def attempts(shard: Shard) -> Attempts:
+    """Keys and statuses in the metadata of a shard."""
     metadata = shard.metadata
     if metadata is None:
-        raise InputError(f"{shard.uri} has no metadata, so what was tried is not known.")
+        raise InputError(f"{shard.uri} has no metadata, so its attempts are unknown.")
     footer = _checked_footer(metadata)
     keys, statuses = [], []
     for _, batch in footers.read_rows(metadata, 0, footer.rows, STATE_FIELDS[:2]):
@@ -178,11 +177,11 @@ def tried(shard: Shard) -> Tried:
     if not shard.is_parquet:
         return _ordered(key, status, shard)
     places = np.arange(len(key))
-    return Tried(keys=key, status=status, numbers=places, places=places)
+    return Attempts(keys=key, status=status, numbers=places, places=places)
 
 
-def _ordered(keys: pa.LargeStringArray, status: pa.LargeStringArray, shard: Shard) -> Tried:
-    """By the numbers in the keys. Raises InputError for a key that is none of img2dataset's, or that comes twice."""
+def _ordered(keys: pa.LargeStringArray, status: pa.LargeStringArray, shard: Shard) -> Attempts:
+    """The rows by the numbers in their keys. Raises InputError for a key that is no number, or that comes twice."""
     names = pc.replace_substring_regex(keys, "^.*/", "")
     legal = pc.match_substring_regex(names, rf"^[0-9]{{1,{KEY_DIGITS_MAX}}}\z")
     if pc.any(pc.invert(legal)).as_py():
@@ -198,7 +197,7 @@ def _ordered(keys: pa.LargeStringArray, status: pa.LargeStringArray, shard: Shar
         message = f"The key {key} comes twice in {(shard.sidecar or shard).uri}. Two downloads were mixed; name the files of one."
         raise InputError(message)
     order = pa.array(places)
-    return Tried(keys=keys.take(order), status=status.take(order), numbers=numbers, places=places)
+    return Attempts(keys=keys.take(order), status=status.take(order), numbers=numbers, places=places)
 
 
 def number_of(key: str) -> int:
@@ -214,7 +213,7 @@ def _keys_in_tar(shard: Shard) -> tuple[pa.LargeStringArray, Ints]:
     return keys, np.array([offset for _, offset in found], np.int64)
 
 
-def _offsets(shard: Shard, rows: Tried) -> Ints:
+def _offsets(shard: Shard, rows: Attempts) -> Ints:
     """Where the sample of each row begins. Raises InputError when the tar holds others."""
     keys, at = _keys_in_tar(shard)
     failed = rows.failed
@@ -239,13 +238,13 @@ def check_same(shard: Shard, *, fetched: pa.LargeStringArray, seen: pa.LargeStri
         raise InputError(message)
 
 
-def rows(shard: Shard, known: Tried, reading: Reading, start: int, stop: int) -> Iterator[Row]:
+def rows(shard: Shard, known: Attempts, reading: Reading, start: int, stop: int) -> Iterator[Row]:
     """Rows [start, stop) of the metadata of a shard in canonical order."""
     metadata = shard.metadata
     if metadata is None:
-        raise InputError(f"{shard.uri} has no metadata, so what was tried is not known.")
+        raise InputError(f"{shard.uri} has no metadata, so its attempts are unknown.")
     picture = _picture_column(shard) if shard.is_parquet else None
-    columns = [*([picture] if picture else []), *_told_columns(metadata, reading)]
+    columns = [*([picture] if picture else []), *_read_columns(metadata, reading)]
     read = _InOrder(metadata=metadata, columns=columns, names=frozenset({*STATE_FIELDS, *ID_FIELDS, reading.id}))
     at = start
     places = known.places[start:stop]
@@ -265,14 +264,14 @@ def rows(shard: Shard, known: Tried, reading: Reading, start: int, stop: int) ->
 
 @dataclass(frozen=True, kw_only=True)
 class _InOrder:
-    """Rows of metadata by their places: the columns `names` as text, other texts as bytes."""
+    """Rows of metadata by their places: the columns in `names` as text, other texts as bytes."""
 
     metadata: Input
     columns: Sequence[str]
     names: frozenset[str]
 
     def range(self, places: Ints) -> Iterator[pa.RecordBatch]:
-        """Rows at places that ascend without holes, as they are read, so that pictures are bounded by the batch."""
+        """Rows at consecutive places, as they are read, so that only one batch of pictures is in memory."""
         for _, batch in footers.read_rows(self.metadata, int(places[0]), int(places[-1]) + 1, self.columns):
             yield self._cast(batch)
 
@@ -291,7 +290,7 @@ class _InOrder:
             yield from whole.take(pa.array(back[first : first + TAKEN_ROWS])).to_batches()
 
     def _cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Arrow takes no rows of text views, and reads text that is no UTF-8."""
+        """`take` does not support string views, and text that is not UTF-8 cannot become Python values."""
         names = batch.schema.names
         return pa.RecordBatch.from_arrays([_plain(batch.column(n), is_name=n in self.names) for n in names], names)
 
@@ -301,7 +300,7 @@ def _why(row: Mapping[str, Any]) -> str:
     return f"{status}: {error}" if error else status
 
 
-def _told_columns(metadata: Input, reading: Reading) -> list[str]:
+def _read_columns(metadata: Input, reading: Reading) -> list[str]:
     names = footers.footers([metadata])[0].schema.names
     ids = [reading.id] if reading.id else []
     wanted = dict.fromkeys([*STATE_FIELDS, *ids, *ID_FIELDS, *row_texts(names, reading)])
@@ -338,23 +337,23 @@ def _plain(column: pa.Array, *, is_name: bool) -> pa.Array:
     return arrow_columns.as_text(column)[0] if is_name else arrow_columns.as_bytes(column)
 
 
-def _check_stats(shard: Shard, tried: int, statuses: Counter[str]) -> None:
+def _check_stats(shard: Shard, count: int, statuses: Counter[str]) -> None:
     if shard.stats is None:
         return
     stats = load(shard.stats)
     if not isinstance(stats, dict):
         raise InputError(f"{shard.stats.uri} is no statistics of img2dataset. Leave it out, or fetch it again.")
-    counted = {"successes": tried - statuses.total()}
+    counted = {"successes": count - statuses.total()}
     if shard.is_parquet or shard.sidecar is not None:
-        counted["count"] = tried
-    for name, count in counted.items():
-        if stats.get(name) != count:
-            message = f"{shard.stats.uri} says {name} = {stats.get(name)!r}, but {(shard.sidecar or shard).uri} holds {count:,}. They are of different runs, or one was cut short; fetch both again, or leave the stats out."
+        counted["count"] = count
+    for name, number in counted.items():
+        if stats.get(name) != number:
+            message = f"{shard.stats.uri} says {name} = {stats.get(name)!r}, but {(shard.sidecar or shard).uri} holds {number:,}. They are of different runs, or one was cut short; fetch both again, or leave the stats out."
             raise InputError(message)
 
 
 def notes(found: Sequence[Shard], empty: Sequence[Shard]) -> Iterator[str]:
-    """What is missing but does no harm. empty: shards in which no row has a picture."""
+    """Notes on missing files that are not needed. empty: shards in which no row has a picture."""
     alone = [shard.uri for shard in found if shard.metadata is None]
     if alone:
         yield f"{len(alone)} of {len(found)} tars come without their parquet (absent, or not named), so rows that were not fetched are unknown: {listed(alone)}"

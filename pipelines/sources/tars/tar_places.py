@@ -1,8 +1,7 @@
-"""What the place of a tar says: the split of its samples, and the name by which a sample without an id of its own is known.
+"""Split and label of a tar by its path; the label names the samples that have no id of their own.
 
-Owns: splits by name, labels, and uris that hold what was decided by them. Does not own: which tars there are (`discovery`).
-Invariant: split and label depend on the name of the tar and of the folder that it lies in, never on which folder above was named; and
-what a folder decides stands in the uri, so that it is part of the version.
+Invariant: both depend on the name of the tar and of its folder, never on which folder above was named as input. A folder
+name that decides is part of the uri, and so of the version.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from catalog.schema import SPLIT_PATTERN
 from infra import storage
-from infra.errors import ConfigError, InputError
+from infra.errors import InputError
 from infra.storage import archives
 from pipelines.records import Input
 from pipelines.sources.formats.names import listed
-from pipelines.sources.tables import column_roles
+from pipelines.sources.options import FALLBACK_SPLIT
 
 _SPLITS: Final = {
     "train": "train",
@@ -35,7 +33,7 @@ _WORD: Final = re.compile(rf"({'|'.join(_SPLITS)})\d*")
 
 @dataclass(frozen=True, kw_only=True)
 class Tar(Input):
-    """A tar and what its place says. label: `NAME.tar`, or `val/NAME.tar` in a folder of a split; None: another input has the same."""
+    """A tar with its split. label: `NAME.tar`, or `val/NAME.tar` in a folder of a split; None: two inputs have it."""
 
     split: str
     label: str | None
@@ -48,17 +46,11 @@ class Tar(Input):
         return f"{self.label}#{key}"
 
 
-def check_split(split: str) -> None:
-    """Raises ConfigError for what is no split name; empty is legal."""
-    if split and not SPLIT_PATTERN.fullmatch(split):
-        raise ConfigError(f"The option source.split={split!r} is no split name (lower-case letters, digits, `_`).")
-
-
 def placed(inputs: Sequence[Input], option: str) -> list[Tar]:
     """The inputs by uri, each with its split (`option` if not empty) and label. Raises InputError for a name of two splits."""
     places = [_Place.of(source) for source in inputs]
     times = Counter(place.label for place in places)
-    # A tar that lies in the folder that was named has a uri without that folder, which yet decides.
+    # A tar directly in the input folder has a uri without that folder, although the folder may decide its split.
     deciding = (p.folder for p, source in zip(places, inputs, strict=True) if p.by_folder and "/" not in source.uri)
     root = next((f"{folder}/" for folder in deciding), "")
     found = [
@@ -86,7 +78,7 @@ def split_notes(tars: Sequence[Tar], option: str) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """Names of a file and of its folder. by_name: splits that the name says; by_folder: that of the folder, where the name says none."""
+    """Names of a file and its folder. by_name: splits in the file's name; by_folder: the folder's, where those are none."""
 
     folder: str
     name: str
@@ -95,7 +87,7 @@ class _Place:
 
     @classmethod
     def of(cls, source: Input) -> _Place:
-        """A zip archive is the folder of what it holds at its top."""
+        """A zip archive is the folder of the members at its top level."""
         path = storage.absolute(source.url)
         if archives.is_member(source.url):
             member = source.url.removeprefix(archives.PREFIX).rpartition("::")[0]
@@ -109,12 +101,12 @@ class _Place:
 
     @property
     def label(self) -> str:
-        """What tells its samples from those of other tars."""
+        """The name that distinguishes its samples from those of other tars."""
         return f"{self.folder}/{self.name}" if self.by_folder else self.name
 
     def split(self, source: Input) -> str:
-        """Raises InputError for a name that says several."""
+        """Raises InputError for a name that holds several splits."""
         if len(self.by_name) > 1:
             message = f"The name of {source.uri} says {' and '.join(sorted(self.by_name))}, so the split of its samples is not clear. Give all samples one with `--set source.split=<name>`, or rename the tar."
             raise InputError(message)
-        return next(iter(self.by_name), None) or self.by_folder or column_roles.FALLBACK_SPLIT
+        return next(iter(self.by_name), None) or self.by_folder or FALLBACK_SPLIT

@@ -1,28 +1,28 @@
-"""Records from the samples of tars: texts, id and pictures of each into a batch under construction.
+"""Records from the samples of tars: texts, id and pictures.
 
-Owns: which members are pictures and what is kept of them. Does not own: texts and ids (`tar_texts`), encodings (`pictures`).
-Invariant: a picture is what its bytes say, whatever its suffix says; JPEG goes through byte by byte.
+Invariant: the format of a picture is that of its bytes, whatever its suffix says; a JPEG keeps its bytes.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
-from pipelines.sources.formats.embedded_images import carried
-from pipelines.sources.formats.rows import Builder
+from pipelines.sources.formats.embedded_images import embedded_image
+from pipelines.sources.formats.rows import Record
 from pipelines.sources.formats.tar_samples import Sample
 from pipelines.sources.tars.tar_places import Tar
-from pipelines.sources.tars.tar_texts import Reading, Text, Told
+from pipelines.sources.tars.tar_texts import Description, Reading
 
 PICTURE_ENDS: Final = ("jpg", "jpeg", "png", "webp")
 """Last parts of suffixes that are pictures: `jpg`, `left.png`."""
 
 PICTURE_BYTES_MAX: Final = 64 << 20
-"""Larger pictures are named, not carried."""
+"""Larger pictures are recorded by name, without their bytes."""
 
 FRAME: Final = re.compile(r"f([0-9]{3,9})\.[a-z]+")
-"""Suffix of one frame of a scene: `f003.jpg`, as in our own view tars."""
+"""Suffix of one frame of a scene: `f003.jpg`, as in the view tars of this project."""
 
 
 def is_picture(suffix: str) -> bool:
@@ -36,47 +36,36 @@ def wants(reading: Reading, suffix: str, size: int) -> bool:
 
 
 def frame_of(suffix: str) -> int | None:
-    """The number of the frame that a picture of this suffix is; None of a picture that is none."""
+    """The number of the frame with this suffix; None for a picture that is no frame."""
     match = FRAME.fullmatch(suffix)
     return int(match[1]) if match else None
 
 
-def add(builder: Builder, sample: Sample, row: int, said: Told, tar: Tar) -> None:
+def records(sample: Sample, row: int, described: Description, tar: Tar) -> Iterator[Record]:
     """The record of a sample; its second picture and those after it are records without texts of the same scene.
 
-    Carried are the first picture and every frame: view tars hold one a scene and frame.
+    The bytes of the first picture and of every frame are kept: view tars hold one for each scene and frame.
     """
     pictures = sorted((s for s in sample.members if is_picture(s)), key=_order)
     if not pictures:
-        builder.record(said.id, tar.split, row, image_uri=said.url, image_sha256=said.sha256)
-        add_texts(builder, said.texts)
+        columns: dict[str, Any] = {"image_uri": described.url, "image_sha256": described.sha256}
+        yield Record(source_id=described.id, split=tar.split, row=row, texts=described.texts, columns=columns)
     frames: set[int | None] = set()
     for number, suffix in enumerate(pictures):
-        data, frame = sample.data.get(suffix), frame_of(suffix)
-        picture = None if data is None else carried(data)
-        # What the json says is of the picture as it was fetched; it speaks of one only.
-        uri, sha256 = (said.url, said.sha256) if number == 0 else (None, None)
-        is_carried = number == 0 or (frame is not None and frame not in frames)
+        is_first, data, frame = number == 0, sample.data.get(suffix), frame_of(suffix)
+        picture = None if data is None else embedded_image(data)
+        # The json describes one picture only, as it was fetched.
+        uri, sha256 = (described.url, described.sha256) if is_first else (None, None)
+        has_bytes = is_first or (frame is not None and frame not in frames)
         frames.add(frame)
-        builder.record(
-            said.id,
-            tar.split,
-            row,
-            image_uri=uri or f"{tar.uri}/{sample.members[suffix].name}",
-            image_sha256=sha256 or (picture and picture.sha256),
-            width=picture and picture.width,
-            height=picture and picture.height,
-            frame=frame,
-            image=picture.data if picture and is_carried else None,
-        )
-        if number == 0:
-            add_texts(builder, said.texts)
-
-
-def add_texts(builder: Builder, texts: list[Text]) -> None:
-    """The texts of the record that was opened last."""
-    for field, role, text, broken in texts:
-        builder.text(field, role, text, broken)
+        columns = picture.columns if picture else {}
+        columns |= {"image_uri": uri or f"{tar.uri}/{sample.members[suffix].name}", "frame": frame}
+        if sha256:
+            columns["image_sha256"] = sha256
+        if not has_bytes:
+            columns["image"] = None
+        texts = described.texts if is_first else ()
+        yield Record(source_id=described.id, split=tar.split, row=row, texts=texts, columns=columns)
 
 
 def _order(suffix: str) -> tuple[int, int, int, str]:

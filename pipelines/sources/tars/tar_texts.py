@@ -1,11 +1,10 @@
 """Texts and the scene id of one sample of a tar, from its text members and its json.
 
-Owns: which members and json fields are texts, the id of a scene, the reject of what cannot be read. Does not own: cleaning.
-A sample is named by what its json says of its picture: `sha256`, else `url` where img2dataset wrote it (elsewhere it may be of a page with
-many pictures), else `uid` in the form of DataComp (elsewhere it may be of a user); and a sample of ours by its `scene_key`. Its key in
-the tar is the number of a row in one download (UCSC-VLAA/Recap-DataComp-1B#11), so it counts only together with the tar, and only where
-the json holds nothing better.
-Invariant: a sample gives at least one text; where it has none, that is one absent text, which becomes a reject (A12).
+The json names the scene: by `sha256`, else by `url` where img2dataset wrote it (elsewhere it may be the address of a page
+with many pictures), else by `uid` in the form of DataComp (elsewhere it may be a user); in view tars of this project by
+`scene_key`. The key of a sample is the number of a row in one download (UCSC-VLAA/Recap-DataComp-1B#11), so it is used
+only together with the name of the tar, and only where the json names nothing.
+Invariant: a sample gives at least one text; without any, that is one absent text, which becomes a reject (A12).
 """
 
 from __future__ import annotations
@@ -16,17 +15,18 @@ import re
 import zlib
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from catalog.schema import DATASET_PATTERN, KEY_PATTERN, ROLES, read_back
-from pipelines.sources.formats.documents import NotJson, encode, name_of, parse, show
+from pipelines.sources.formats.documents import NotJson, name_of, parse, text_of
 from pipelines.sources.formats.lines import MAX_LINE_BYTES
+from pipelines.sources.formats.names import normalise_url
+from pipelines.sources.formats.rows import Text
 from pipelines.sources.formats.tar_samples import Sample
-from pipelines.sources.sets.recap import normalise_url
-from pipelines.sources.tables import column_roles
+from pipelines.sources.options import DEFAULT_ROLE, guess_texts
 
 TEXT_BYTES_MAX: Final = MAX_LINE_BYTES
-"""Largest text or json that is read, before and after gzip; more is no text for people."""
+"""Largest text or json that is read, before and after gzip; a larger one is no caption."""
 
 TEXT_ENDS: Final = ("txt", "text")
 """Last parts of suffixes that are texts: `txt`, `0.txt`, `en.text`."""
@@ -36,10 +36,10 @@ ELEMENT_TEXTS: Final = ("text", "caption", "raw")
 
 ID_FIELDS: Final = ("sha256", "url", "uid")
 STATE_FIELDS: Final = ("key", "status", "error_message")
-"""What img2dataset adds to the json of a sample and to each row of its metadata."""
+"""Fields that img2dataset adds to the json of a sample and to each row of its metadata."""
 
 SCENE_KEY: Final = "scene_key"
-"""Of a sample of our own view tars."""
+"""Json field of the samples in view tars of this project."""
 
 KEY: Final = "__key__"
 """webdataset's name of a sample's key, for `source.id`."""
@@ -49,19 +49,16 @@ JSON_ENDS: Final = ("json", "json.gz")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _UID = re.compile(r"[0-9a-f]{32}")
 
-Text: TypeAlias = tuple[str, str, bytes | None, str | None]
-"""(field, role, text as read, None or what is wrong), the arguments of `rows.Builder.text`."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How texts and ids are found. texts: (member suffix or json field, role); none: by the known names.
+    """How texts and ids are found. texts: (member suffix or json field, role); empty: by the known names.
 
-    role: of texts that do not say theirs. id: json field, KEY, or empty for ID_FIELDS.
+    role: of texts that name none. id: json field, KEY, or empty for ID_FIELDS.
     """
 
     texts: tuple[tuple[str, str], ...] = ()
-    role: str = column_roles.DEFAULT_ROLE
+    role: str = DEFAULT_ROLE
     id: str = ""
 
     def is_text(self, suffix: str) -> bool:
@@ -78,7 +75,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What names a scene. id: None when it cannot be told. field: that says it, None when none does. wrong: why its texts are rejects."""
+    """The name of a scene. id: None when it is unknown. field: that holds it, or None. wrong: why its texts are rejects."""
 
     id: str | None
     field: str | None
@@ -86,11 +83,11 @@ class Name:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """What a sample says of its scene. id: None when it cannot be told, which rejects its texts.
+class Description:
+    """What a sample says of its scene. id: None when it is unknown, which rejects its texts.
 
-    named_by: the field that holds the id, None when it is the name of the tar and the key. sha256, url: of its json. dataset: of ours
-    that its json names. fields: names in the json.
+    named_by: the field that holds the id, None when the id is the name of the tar and the key. sha256, url: of its json.
+    dataset: the goodviews dataset that its json names. fields: names in the json.
     """
 
     id: str | None
@@ -102,12 +99,12 @@ class Told:
     fields: tuple[str, ...] = ()
 
 
-def told(
+def describe(
     sample: Sample, reading: Reading, fallback: Callable[[str], str], *, row: Mapping[str, Any] | None = None
-) -> Told:
+) -> Description:
     """Texts and id of the sample.
 
-    fallback: key -> id of a sample that nothing else names. row: of img2dataset's metadata, which stands for a json that is not there.
+    fallback: key -> id of a sample that nothing else names. row: of img2dataset's metadata, used when there is no json.
     """
     document, raw, wrong = _json(sample)
     has_row = row is not None and not any(suffix in sample for suffix in JSON_ENDS)
@@ -119,24 +116,25 @@ def told(
         if has_row and not any(text and text.strip() for _, _, text, _ in texts):
             texts = list(_row_texts(document, reading))
     else:
-        name = Name(None, None, f"malformed_record: {wrong or f'its json is {_kind(document)}, not an object'}")
+        name = Name(None, None, f"malformed_record: {wrong or f'its json is {name_of(document)}, not an object'}")
         texts = list(_texts(sample, {}, reading))
         if all(text is None for _, _, text, _ in texts):
             texts = [("json", reading.role, raw, None)]
         document = {}
-    return _told(document, name, texts, reading)
+    return _description(document, name, texts, reading)
 
 
-def row_told(row: Mapping[str, Any], reading: Reading, fallback: Callable[[str], str], *, key: str) -> Told:
-    """Texts and id of a row of img2dataset's metadata; its columns are what the json of a sample holds."""
-    return _told(row, scene_name(row, reading, fallback, key=key), list(_row_texts(row, reading)), reading)
+def describe_row(row: Mapping[str, Any], reading: Reading, fallback: Callable[[str], str], *, key: str) -> Description:
+    """Texts and id of a row of img2dataset's metadata; its columns are the fields of the json of a sample."""
+    name = scene_name(row, reading, fallback, key=key)
+    return _description(row, name, list(_row_texts(row, reading)), reading)
 
 
-def _told(document: Mapping[str, Any], name: Name, texts: list[Text], reading: Reading) -> Told:
+def _description(document: Mapping[str, Any], name: Name, texts: list[Text], reading: Reading) -> Description:
     texts = texts or [(TEXT_ENDS[0], reading.role, None, None)]
     if name.wrong is not None:
         texts = [(field, role, text, name.wrong) for field, role, text, _ in texts]
-    return Told(
+    return Description(
         id=None if name.wrong else name.id,
         texts=texts,
         named_by=name.field,
@@ -152,18 +150,17 @@ def _row_texts(row: Mapping[str, Any], reading: Reading) -> Iterator[Text]:
         yield from _field(row.get(name), name, role)
 
 
-def unread_field(sample: Sample, reading: Reading, said: Told) -> str | None:
-    """The json field whose texts are not read because the sample has text members, which say something else."""
+def unread_field(sample: Sample, reading: Reading, described: Description) -> str | None:
+    """The json field whose texts are not read because the sample has text members, and these are other texts."""
     if reading.texts or not any(map(reading.is_text, sample.members)):
         return None
     document, _, wrong = _json(sample)
     if wrong is not None or not isinstance(document, dict):
         return None
-    read = {text.strip() for _, _, text, _ in said.texts if text is not None}
-    for name, role in column_roles.guess_texts(list(document)):
-        if any(
-            text and text.strip() and text.strip() not in read for _, _, text, _ in _field(document[name], name, role)
-        ):
+    read = {text.strip() for _, _, text, _ in described.texts if text is not None}
+    for name, role in guess_texts(list(document)):
+        found = {text.strip() for _, _, text, _ in _field(document[name], name, role) if text is not None}
+        if found - read - {b""}:
             return name
     return None
 
@@ -172,18 +169,17 @@ def row_texts(columns: Sequence[str], reading: Reading) -> list[str]:
     """The columns of metadata that hold texts: those named, else `txt`, else the first of a known name."""
     if reading.texts:
         return [name for name, _ in reading.texts]
-    return [TEXT_ENDS[0]] if TEXT_ENDS[0] in columns else [name for name, _ in column_roles.guess_texts(columns)]
+    return [TEXT_ENDS[0]] if TEXT_ENDS[0] in columns else [name for name, _ in guess_texts(columns)]
 
 
 # --- ids ----------------------------------------------------------------------------------------------------------
 
 
 def scene_name(document: Mapping[str, Any], reading: Reading, fallback: Callable[[str], str], *, key: str) -> Name:
-    """What names the scene by the json of a sample, or by a row of img2dataset's metadata."""
+    """The name of the scene by the json of a sample, or by a row of img2dataset's metadata."""
     if reading.id == KEY:
         return Name(key, KEY)
-    is_ours = dataset_of(document) is not None
-    if is_ours and reading.id in ("", SCENE_KEY):
+    if dataset_of(document) is not None and reading.id in ("", SCENE_KEY):
         return Name(read_back(document[SCENE_KEY]), SCENE_KEY)
     if reading.id:
         return _named(document.get(reading.id), reading.id)
@@ -198,7 +194,7 @@ def scene_name(document: Mapping[str, Any], reading: Reading, fallback: Callable
 
 
 def dataset_of(document: Mapping[str, Any]) -> str | None:
-    """The dataset of ours that the json of a sample of our view tars names (`pipelines.ingest.tars`); None of any other json."""
+    """The goodviews dataset that the json of a sample in its view tars names; None for any other json."""
     dataset, scene_key = document.get("dataset"), document.get(SCENE_KEY)
     if not isinstance(dataset, str) or not isinstance(scene_key, str) or is_fetched(document):
         return None
@@ -216,7 +212,7 @@ def _named(value: Any, field: str) -> Name:
     if isinstance(value, int) and not isinstance(value, bool):
         return Name(str(value), field)
     if not isinstance(value, str):
-        return Name(None, field, f"malformed_record: the scene id in `{field}` is {_kind(value)}; write it as text")
+        return Name(None, field, f"malformed_record: the scene id in `{field}` is {name_of(value)}; write it as text")
     if _is_unicode(value):
         return Name(value, field)
     return Name(None, field, f"malformed_record: the scene id in `{field}` is not Unicode")
@@ -257,7 +253,7 @@ def _texts(sample: Sample, document: Mapping[str, Any], reading: Reading) -> Ite
     for suffix in found:
         yield _member(sample, suffix, reading.role)
     if not found:
-        for name, _ in column_roles.guess_texts(list(document)):
+        for name, _ in guess_texts(list(document)):
             yield from _field(document[name], name, reading.role)
 
 
@@ -281,31 +277,12 @@ def _field(value: Any, name: str, role: str) -> Iterator[Text]:
 
 
 def _element(value: Any, field: str, role: str) -> Text:
-    """A text, or an object that holds one and may say its role."""
+    """A text, or an object that holds one and may name its role."""
     if isinstance(value, dict):
-        said = value.get("role")
-        role = said if said in ROLES else role
+        role = value["role"] if value.get("role") in ROLES else role
         value = next((value[name] for name in ELEMENT_TEXTS if name in value), value)
-    if value is None or isinstance(value, bytes):
-        return field, role, value, None
-    if isinstance(value, str):
-        return field, role, encode(value), None
-    return field, role, _shown(value), f"malformed_record: `{field}` is {_kind(value)}, not a text"
-
-
-def _kind(value: Any) -> str:
-    """What a value of a json, or of a column that json has no form for, is in words."""
-    is_json = value is None or isinstance(value, (bool, int, float, str, list, dict))
-    return name_of(value) if is_json else f"a {type(value).__name__}"
-
-
-def _shown(value: Any) -> bytes | None:
-    try:
-        return show(value)
-    except TypeError:
-        return encode(str(value))  # a date of a parquet column
-    except RecursionError:
-        return None  # a thousand lists inside one another
+    text, broken = text_of(value, f"`{field}`")
+    return field, role, text, broken
 
 
 # --- payloads -----------------------------------------------------------------------------------------------------

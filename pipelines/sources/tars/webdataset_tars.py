@@ -1,9 +1,8 @@
-"""Tars in the layout of webdataset, whoever wrote them: members of one key are one sample, one sample is of one scene.
+"""Tars in the layout of webdataset, by any writer: members of one key are one sample, and a sample is of one scene.
 
-Owns: options, pieces, notes on what is not read. Does not own: the rule of keys (`tar_samples`), splits (`tar_places`), texts and ids
-(`tar_texts`), pictures (`tar_records`). What could run code when it is opened (`pyd`, `pkl`, `pth`) is never read.
-Invariant: records are in the order of the tar; scenes are brought together by id, since one picture may be in many samples.
-Every header is read before the job starts, and a broken tar fails then; with a limit, headers up to it.
+Members that could run code when they are opened (`pyd`, `pkl`, `pth`) are never read.
+Invariant: records are in the order of the tar; scenes are brought together by id, since one picture may be in many
+samples. Every header is read before the job starts, so a broken tar fails then; with a limit, headers up to it.
 """
 
 from __future__ import annotations
@@ -21,23 +20,35 @@ from pipelines.records import Batch, Input, Piece, Source, Survey
 from pipelines.sources.formats import tar_samples
 from pipelines.sources.formats.embedded_images import WRITERS
 from pipelines.sources.formats.names import listed, nearest
-from pipelines.sources.formats.rows import Builder
+from pipelines.sources.formats.rows import Record, batches
 from pipelines.sources.formats.tar_members import open_headers, open_tar
-from pipelines.sources.tables import column_roles
+from pipelines.sources.options import check_split, guess_texts, parse_texts
 from pipelines.sources.tars import tar_records
-from pipelines.sources.tars.tar_places import Tar, check_split, placed, split_notes
-from pipelines.sources.tars.tar_texts import ID_FIELDS, JSON_ENDS, KEY, Reading, Told, is_fetched, told, unread_field
+from pipelines.sources.tars.tar_places import Tar, placed, split_notes
+from pipelines.sources.tars.tar_texts import (
+    ID_FIELDS,
+    JSON_ENDS,
+    KEY,
+    Description,
+    Reading,
+    describe,
+    is_fetched,
+    unread_field,
+)
 
 TAR_ENDS: Final = (".tar", ".tar.gz", ".tgz")
 
-ONE_DATASET: Final = "Equal scene keys of two datasets name two scenes. Ingest each as a dataset of its own; or, if they are the same scenes, say so with `--set source.id=scene_key`."
+ONE_DATASET: Final = (
+    "Equal scene keys of two datasets name two scenes. Ingest each as a dataset of its own; "
+    "or, if they are the same scenes, say so with `--set source.id=scene_key`."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TarPiece(Piece):
-    """A piece of a tar. offset: where its first sample begins; of a gzipped tar in what comes out, all before it is unpacked.
+    """A piece of a tar. offset: where its first sample begins, in a gzipped tar after decompression of all before it.
 
-    dataset: of ours, which all samples of the job name; None when none does.
+    dataset: the goodviews dataset that all samples of the job name; None when none does.
     """
 
     offset: int
@@ -46,17 +57,17 @@ class TarPiece(Piece):
 
 @dataclass(frozen=True, kw_only=True)
 class _Scan:
-    """What the headers of a tar say. cuts: first sample and offset of each piece. first: of its first sample that can be told."""
+    """What the headers of a tar say. cuts: first sample and offset of each piece. first: its first sample with an id."""
 
     tar: Tar
     tally: tar_samples.Tally
     cuts: list[tuple[int, int]]
-    first: Told | None
+    first: Description | None
 
 
 @dataclass(kw_only=True)
 class Peek:
-    """What the first samples of a tar hold: samples by member, by json field, by what names them, by json field that is not read."""
+    """What the first samples of a tar hold: samples by member, by json field, by what names them, by unread json field."""
 
     samples: int = 0
     suffixes: Counter[str] = field(default_factory=Counter)
@@ -64,14 +75,15 @@ class Peek:
     named: Counter[str | None] = field(default_factory=Counter)
     unread: Counter[str] = field(default_factory=Counter)
 
-    def add(self, sample: tar_samples.Sample, said: Told, reading: Reading) -> None:
-        """Take in a sample and what it says."""
+    def add(self, sample: tar_samples.Sample, described: Description, reading: Reading) -> None:
+        """Count a sample and its description."""
         self.samples += 1
         self.suffixes.update(sample.members.keys())
-        self.fields.update(said.fields)
-        if said.id is not None:
-            self.named[said.named_by] += 1
-        if (name := unread_field(sample, reading, said)) is not None:
+        self.fields.update(described.fields)
+        if described.id is not None:
+            self.named[described.named_by] += 1
+        name = unread_field(sample, reading, described)
+        if name is not None:
             self.unread[name] += 1
 
 
@@ -87,14 +99,10 @@ class WebdatasetTars(Source):
     "Split of all samples. Empty: by the name of the tar (`val-0001.tar`), else of its folder (`val`), else train."
 
     name = "webdataset"
-    bad_passes = 5
-    grouped = True
-    needs_input = True
-    repairs_byte_escapes = False
     writers = WRITERS
 
     def __post_init__(self) -> None:
-        column_roles.parse_texts(self.text)
+        parse_texts(self.text)
         check_split(self.split)
         check_id(self.id)
 
@@ -103,7 +111,10 @@ class WebdatasetTars(Source):
         return name.lower().endswith(TAR_ENDS)
 
     def survey(self, inputs: Sequence[Input], limit: int | None) -> Survey:
-        """Reads headers until `limit` is reached. Raises InputError for a broken tar, and for samples that are not whole or not of one kind."""
+        """Reads headers until `limit` is reached.
+
+        Raises InputError for a broken tar, and for samples that are incomplete or of several kinds.
+        """
         files = placed([i for i in inputs if self.reads(i.uri)], self.split)
         if not files:
             message = f"None of the inputs is a tar by its name: {listed([i.uri for i in inputs])}. Tars end in {', '.join(TAR_ENDS)}."
@@ -135,7 +146,7 @@ class WebdatasetTars(Source):
         )
 
     def _check_names(self, scans: Sequence[_Scan]) -> None:
-        """Raises InputError when an id would name scenes of several downloads, several datasets of ours, or several tars."""
+        """Raises InputError when an id would name scenes of several downloads, goodviews datasets or tars."""
         fetched = next((scan.first for scan in scans if scan.first and is_fetched(scan.first.fields)), None)
         if self.id == KEY and fetched:
             message = f"The tars are img2dataset's, whose keys are the numbers of rows in one download, so source.id={KEY} would name other pictures after the next. Leave it out; the json holds {listed(sorted({*fetched.fields} & {*ID_FIELDS}))}."
@@ -152,11 +163,13 @@ class WebdatasetTars(Source):
 
     def read(self, piece: Piece) -> Iterator[Batch]:
         """Samples [start, stop) of one tar."""
-        tar = piece.input
-        if not isinstance(piece, TarPiece) or not isinstance(tar, Tar):
-            raise InputError("A piece of webdataset tars names no tar.")
+        tar = piece.input_as(Tar)
+        if not isinstance(piece, TarPiece):
+            raise InputError(f"A piece of {tar.uri} has no offset. Pieces come from `survey`.")
+        yield from batches(tar.uri, self._records(tar, piece))
+
+    def _records(self, tar: Tar, piece: TarPiece) -> Iterator[Record]:
         reading = self._reading()
-        builder = Builder(tar.uri)
 
         def wants(key: str, suffix: str, size: int) -> bool:
             return tar_records.wants(reading, suffix, size)
@@ -165,18 +178,16 @@ class WebdatasetTars(Source):
             for sample in tar_samples.samples(file, tar, wants=wants, offset=piece.offset, row=piece.start):
                 if sample.row >= piece.stop:
                     break
-                if builder.is_full:
-                    yield builder.build()
-                said = told(sample, reading, tar.fallback)
-                if said.id is not None and said.dataset != piece.dataset and not self.id:
-                    message = f"The sample {sample.key!r} of {tar.uri} is of {said.dataset or 'no goodviews dataset'}, the first one of the input of {piece.dataset or 'none'}. {ONE_DATASET}"
-                    raise InputError(message)
-                tar_records.add(builder, sample, sample.row, said, tar)
-        if not builder.is_empty:
-            yield builder.build()
+                described = describe(sample, reading, tar.fallback)
+                if described.id is not None and described.dataset != piece.dataset and not self.id:
+                    raise InputError(
+                        f"The sample {sample.key!r} of {tar.uri} is of {described.dataset or 'no goodviews dataset'}, "
+                        f"the first one of the input of {piece.dataset or 'none'}. {ONE_DATASET}"
+                    )
+                yield from tar_records.records(sample, sample.row, described, tar)
 
     def _reading(self) -> Reading:
-        return Reading(texts=column_roles.parse_texts(self.text), id=self.id)
+        return Reading(texts=parse_texts(self.text), id=self.id)
 
 
 def check_id(id_: str) -> None:
@@ -206,7 +217,8 @@ def _scans(files: Sequence[Tar], reading: Reading, limit: int | None) -> Iterato
 def _scan(tar: Tar, *, reading: Reading, limit: int | None) -> _Scan:
     tally = tar_samples.Tally()
     with open_headers(tar) as file:
-        first = next((said for _, said in _first_samples(file, tar, reading) if said.id is not None), None)
+        described = (description for _, description in _first_samples(file, tar, reading))
+        first = next((description for description in described if description.id is not None), None)
         cuts = tar_samples.cuts(file, tar, tally, limit)
     return _Scan(tar=tar, tally=tally, cuts=cuts, first=first)
 
@@ -230,19 +242,19 @@ def _pieces(scan: _Scan, dataset: str | None, limit: int | None) -> Iterator[Tar
 PEEKED_SAMPLES: Final = 100
 
 
-def _first_samples(file: IO[bytes], tar: Tar, reading: Reading) -> Iterator[tuple[tar_samples.Sample, Told]]:
-    """The first samples without pictures, and what each says."""
+def _first_samples(file: IO[bytes], tar: Tar, reading: Reading) -> Iterator[tuple[tar_samples.Sample, Description]]:
+    """The first samples without the bytes of their pictures, and the description of each."""
     found = tar_samples.samples(file, tar, wants=lambda _, suffix, size: reading.wants(suffix, size))
     for sample in islice(found, PEEKED_SAMPLES):
-        yield sample, told(sample, reading, _no_fallback)
+        yield sample, describe(sample, reading, _no_fallback)
 
 
 def peek_at(tar: Tar, reading: Reading, limit: int | None) -> Peek:
     """What the first samples of the tar hold, of `limit` at most."""
     peek = Peek()
     with open_headers(tar) as file:
-        for sample, said in islice(_first_samples(file, tar, reading), limit):
-            peek.add(sample, said, reading)
+        for sample, described in islice(_first_samples(file, tar, reading), limit):
+            peek.add(sample, described, reading)
     return peek
 
 
@@ -271,7 +283,7 @@ def _meanings(tally: tar_samples.Tally, reading: Reading, peek: Peek) -> dict[st
         elif tar_records.is_picture(suffix):
             found[suffix] = "image"
     has_members = any(meaning.startswith("text") for meaning in found.values())
-    wanted = reading.texts or (() if has_members else column_roles.guess_texts(list(peek.fields)))
+    wanted = reading.texts or (() if has_members else guess_texts(list(peek.fields)))
     found |= {f"json {name}": f"text:{role}" for name, role in wanted if name in peek.fields and name not in found}
     found |= {f"json {name}": "scene id" for name in peek.named if name is not None and name != KEY}
     return found

@@ -1,10 +1,8 @@
-"""The built-in world that needs no download: scenes drawn from a seed, told by several writers and shown in small pictures.
+"""The built-in toy world, which needs no download: scenes drawn from a seed, with captions and small pictures.
 
-Owns: the options, which writer tells which scene, the deliberate defects, splits. Does not own: states (`toy_states`), wording
-(`toy_writers`), pictures (`toy_pictures`).
-It is a world in which the claim of the paper can be checked: the state is what captions and picture of a scene share, writer and
-camera are the nuisance, and the truth is kept beside them in `RECORDS.state`.
-Invariant: a scene is a function of (seed, number, options), whatever the piece it is read in.
+It can test the claim of the paper: captions and picture of a scene share its state, which is recorded in `RECORDS.state`;
+writer and camera are the nuisance.
+Invariant: a scene is a function of (seed, number, options), whatever the piece in which it is read.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from numpy.typing import NDArray
 
 from infra.errors import ConfigError, InputError
 from pipelines.records import Batch, Input, Piece, Source, Survey
-from pipelines.sources.formats.rows import Builder
+from pipelines.sources.formats.rows import Record, Text, one_batch
 from pipelines.sources.toyworld import writers
 from pipelines.sources.toyworld.draws import Dice, uniforms, words
 from pipelines.sources.toyworld.states import State, draw_states
@@ -28,11 +26,9 @@ from pipelines.sources.toyworld.states import State, draw_states
 WORLD: Final = "1"
 """Version of the world. Raise it with every change that changes a caption, a state or a picture."""
 
-WITHOUT_PICTURES: Final[Mapping[str, str]] = {"toyworld": WORLD}
-
 BATCH_SCENES: Final = 1_024
 MOST_PIECES: Final = 1_000
-"""A small world is cut into pieces of one batch, so that all CPUs draw; a large one into so many that files stay few."""
+"""A small world is cut into pieces of one batch, so that all CPUs work; a large one into this many, to limit files."""
 
 LARGEST_PX: Final = 1_024
 
@@ -53,7 +49,7 @@ class Toyworld(Source):
     scenes: int = 2_000
     "How many scenes there are."
     captions: int = 5
-    "How many writers tell each scene; beyond the 12 that there are, some tell it again."
+    "How many captions each scene has; there are 12 writers, so beyond 12 a writer writes again."
     images: bool = True
     "Whether scenes have pictures."
     image_px: int = 64
@@ -68,11 +64,8 @@ class Toyworld(Source):
     "Share of captions that are broken on purpose: repeats, empty ones, captions of broken pictures."
 
     name = "toyworld"
-    bad_passes = 5
     grouped = False
     needs_input = False
-    repairs_byte_escapes = False
-    writers = WITHOUT_PICTURES
 
     def __post_init__(self) -> None:
         for option, low, high in (("scenes", 1, 10**9), ("captions", 1, 999), ("image_px", 16, LARGEST_PX)):
@@ -81,8 +74,11 @@ class Toyworld(Source):
         if min(self.val, self.test) < 0 or self.val + self.test > 1 or not 0 <= self.defects <= 1:
             message = f"The options source.val={self.val}, source.test={self.test}, source.defects={self.defects} are shares: none below 0, and val + test at most 1."
             raise ConfigError(message)
-        if self.images:
-            object.__setattr__(self, "writers", {**WITHOUT_PICTURES, "pillow": PIL.__version__})
+
+    @property
+    def writers(self) -> Mapping[str, str]:
+        """The version of the world; and of Pillow, when there are pictures."""
+        return {"toyworld": WORLD, "pillow": PIL.__version__} if self.images else {"toyworld": WORLD}
 
     def survey(self, inputs: Sequence[Input], limit: int | None) -> Survey:
         """Counts scenes by split; there is nothing to look at. Raises InputError when inputs are named."""
@@ -110,28 +106,28 @@ class Toyworld(Source):
             yield self._batch(np.arange(start, min(start + BATCH_SCENES, piece.stop), dtype=np.int64))
 
     def _batch(self, numbers_N: NDArray[np.int64]) -> Batch:
-        builder = Builder("toyworld")
         states = draw_states(self.seed, numbers_N)
-        captions = list(zip(*(self._told(numbers_N, states, slot) for slot in range(self.captions)), strict=True))
+        captions = list(zip(*(self._captions(numbers_N, states, slot) for slot in range(self.captions)), strict=True))
         damage = uniforms(self.seed, "toyworld.defect", numbers_N, 2 * self.captions).tolist()
         pictures = self._pictures(numbers_N, states) if self.images else [None] * len(states)
         splits = self._splits(numbers_N).tolist()
+        records = []
         for row, number in enumerate(numbers_N.tolist()):
             id_, image = f"toy-{number:07d}", pictures[row]
-            builder.record(
-                id_,
-                SPLITS[splits[row]],
-                number,
-                image_uri=f"{id_}.jpg" if image else None,
-                image_sha256=hashlib.sha256(image).hexdigest() if image else None,
-                width=self.image_px if image else None,
-                height=self.image_px if image else None,
-                image=image,
-                state=states[row].to_json(),
-            )
-            for slot, text in enumerate(self._damaged(captions[row], Dice(damage[row]))):
-                builder.text(f"caption[{slot}]", "human", None if text is None else text.encode())
-        return builder.build()
+            columns: dict[str, object] = {"state": states[row].to_json()}
+            if image:
+                columns |= {
+                    "image": image,
+                    "image_uri": f"{id_}.jpg",
+                    "image_sha256": hashlib.sha256(image).hexdigest(),
+                }
+                columns |= {"width": self.image_px, "height": self.image_px}
+            texts: list[Text] = [
+                (f"caption[{slot}]", "human", None if text is None else text.encode(), None)
+                for slot, text in enumerate(self._damaged(captions[row], Dice(damage[row])))
+            ]
+            records.append(Record(source_id=id_, split=SPLITS[splits[row]], row=number, texts=texts, columns=columns))
+        return one_batch("toyworld", records)
 
     def _splits(self, numbers_N: NDArray[np.int64]) -> NDArray[np.int64]:
         """(N,) places in SPLITS."""
@@ -139,36 +135,37 @@ class Toyworld(Source):
         return np.where(draws_N < self.test, 2, np.where(draws_N < self.test + self.val, 1, 0))
 
     def writers_of(self, numbers_N: NDArray[np.int64], slot: int) -> NDArray[np.int64]:
-        """(N,) places in `toy_writers.WRITERS` of who tells each scene at the slot; different ones within 12 slots."""
+        """(N,) places in `writers.WRITERS` of the writers of each scene at the slot; 12 slots have 12 different ones."""
         draws_NW = uniforms(self.seed, "toyworld.writers", numbers_N, len(writers.WRITERS))
         return np.argsort(draws_NW, axis=1, kind="stable")[:, slot % len(writers.WRITERS)]
 
-    def _told(self, numbers_N: NDArray[np.int64], states: Sequence[State], slot: int) -> list[str]:
+    def _captions(self, numbers_N: NDArray[np.int64], states: Sequence[State], slot: int) -> list[str]:
         draws = uniforms(self.seed, f"toyworld.caption.{slot}", numbers_N, writers.DRAWS).tolist()
-        who = self.writers_of(numbers_N, slot).tolist()
+        chosen = self.writers_of(numbers_N, slot).tolist()
         return [
             writers.write(writers.WRITERS[writer], state, Dice(draw))
-            for writer, state, draw in zip(who, states, draws, strict=True)
+            for writer, state, draw in zip(chosen, states, draws, strict=True)
         ]
 
     def _damaged(self, captions: Sequence[str], dice: Dice) -> list[str | None]:
-        """The captions, some of them broken as real ones are."""
-        told: list[str | None] = []
+        """The captions, some of them with the defects of real ones."""
+        damaged: list[str | None] = []
         for caption in captions:
             is_broken, kind = dice.chance(self.defects), dice.roll()
-            before = told[-1] if told else None
+            before = damaged[-1] if damaged else None
             if not is_broken:
-                told.append(caption)
+                damaged.append(caption)
             elif kind < 0.5 and before:
-                told.append(before if kind < 0.25 else before.rstrip(".!").upper() + "!!")
+                damaged.append(before if kind < 0.25 else before.rstrip(".!").upper() + "!!")
             elif kind < 0.75:
-                told.append(None if kind < 0.625 else "")
+                damaged.append(None if kind < 0.625 else "")
             else:
-                told.append(BROKEN_PICTURES[int((kind - 0.75) * 4 * len(BROKEN_PICTURES))])
-        return told
+                # kind is in [.75, 1): rescaled to choose among the captions, without another draw.
+                damaged.append(BROKEN_PICTURES[int((kind - 0.75) * 4 * len(BROKEN_PICTURES))])
+        return damaged
 
     def _pictures(self, numbers_N: NDArray[np.int64], states: Sequence[State]) -> list[bytes]:
-        # Pillow is loaded only by those who want pictures.
+        # Drawing is imported late, as worlds without pictures do not need it.
         from pipelines.sources.toyworld.camera import DRAWS, picture
 
         draws = uniforms(self.seed, "toyworld.picture", numbers_N, DRAWS).tolist()

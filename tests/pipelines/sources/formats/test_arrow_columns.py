@@ -28,13 +28,13 @@ def test_weaving_equals_a_loop_over_rows(data: st.DataObject, rows: int) -> None
         else:
             expected += [(record, f"many[{n}]", "human", text) for n, text in enumerate(listed)]
         expected.append((record, "two", "alt", two[row]))
-    strands = [
+    columns = [
         # A slice, because readers give slices.
-        arrow_columns.strand(pa.array(one, pa.string())[offset:], "one", "alt"),
-        arrow_columns.strand(pa.array(many, lists)[offset:], "many", "human"),
-        arrow_columns.strand(pa.array(two, pa.large_string())[offset:], "two", "alt"),
+        arrow_columns.text_column(pa.array(one, pa.string())[offset:], "one", "alt"),
+        arrow_columns.text_column(pa.array(many, lists)[offset:], "many", "human"),
+        arrow_columns.text_column(pa.array(two, pa.large_string())[offset:], "two", "alt"),
     ]
-    texts = arrow_columns.weave(strands, rows=rows - offset)
+    texts = arrow_columns.text_table(columns, rows=rows - offset)
     assert texts.schema.equals(TEXTS)
     texts.validate(full=True)
     found = [
@@ -46,7 +46,7 @@ def test_weaving_equals_a_loop_over_rows(data: st.DataObject, rows: int) -> None
 
 def test_fixed_size_lists_are_lists() -> None:
     array = pa.array([["a", "b"], None, ["c", None]], pa.list_(pa.string(), 2))
-    texts = arrow_columns.weave([arrow_columns.strand(array, "x", "human")], rows=3).to_pylist()
+    texts = arrow_columns.text_table([arrow_columns.text_column(array, "x", "human")], rows=3).to_pylist()
     assert [(t["record"], t["field"], t["text"]) for t in texts] == [
         (0, "x[0]", b"a"),
         (0, "x[1]", b"b"),

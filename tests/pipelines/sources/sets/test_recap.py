@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from infra.errors import InputError
 from pipelines.records import Input
-from pipelines.sources.sets.recap import RecapDataComp, normalise_url
+from pipelines.sources.formats.names import normalise_url
+from pipelines.sources.sets.recap import RecapDataComp
 
 SOURCE = RecapDataComp()
 BY_URL = "http://User@d.example/A%7e.jpg?Size=2"
@@ -121,7 +122,7 @@ def test_wrong_columns_are_refused_with_those_found(
 
 
 def test_inputs_without_parquet_are_refused(write_text: Any, inputs: Any) -> None:
-    with pytest.raises(InputError, match=r"none of the inputs is: README\.md"):
+    with pytest.raises(InputError, match=r"is parquet by its name: README\.md"):
         SOURCE.survey(inputs(write_text("README.md", b"#")), None)
 
 

@@ -269,6 +269,14 @@ def test_ids_in_json_are_texts_or_whole_numbers(write_text: Any, read_whole: Any
     assert read_whole(Table(id="id"), path).ids == [name]
 
 
+def test_a_thousand_lists_inside_one_another_are_one_reject(write_text: Any, read_whole: Any) -> None:
+    """orjson parses deeper nesting than json can write, which ended the job with a RecursionError."""
+    nested = b'{"caption": {"a": ' + b"[" * 1_000 + b"]" * 1_000 + b"}}\n"
+    whole = read_whole(Table(), write_text("a.jsonl", nested + b'{"caption": "b"}\n'))
+    assert [text["text"] for text in whole.texts] == [None, b"b"]
+    assert [text["broken"] for text in whole.texts] == ["malformed_record: `caption` is an object, not a text", None]
+
+
 def test_wrong_members_and_empty_files_are_refused(write_text: Any, inputs: Any) -> None:
     cases = [
         ("a.jsonl", b'{"captoin": "a"}\n', Table(text="caption"), "no column 'caption'. Did you mean 'captoin'"),

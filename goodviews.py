@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -46,14 +45,15 @@ if TYPE_CHECKING:
     from indexing.search.knn import Neighbours
     from indexing.search.text_search import Answer
     from indexing.uncertainty.calibration import Calibration
+    from infra.config import Settings
     from infra.home import Home
     from pipelines.embed.job import Outcome as Embedded
     from pipelines.ingest.job import Outcome as Ingested
     from trainer.model.losses import LejepaLoss, SigReg, sigreg
+    from trainer.run.dataset import Views
     from trainer.run.job import Finished as Trained
 
     Table = npt.NDArray[Any] | torch.Tensor
-    Settings = Mapping[str, bool | int | float | str | Sequence[bool | int | float | str] | None]
 
 __all__ = [
     "AccountingError",
@@ -72,6 +72,7 @@ __all__ = [
     "SigReg",
     "StorageError",
     "UsageError",
+    "Views",
     "Workspace",
     "calibrate",
     "cka",
@@ -91,6 +92,7 @@ _LAZY: Final = {
     "LejepaLoss": "trainer.model.losses",
     "Neighbours": "indexing.search.knn",
     "SigReg": "trainer.model.losses",
+    "Views": "trainer.run.dataset",
     "sigreg": "trainer.model.losses",
 }
 "Public names that live in a package, and the module that each is imported from at its first use."
@@ -233,10 +235,11 @@ class Workspace:
         >>> done.scenes, done.texts_read == done.texts_kept + sum(done.rejects.values())
         (12, True)
         """
+        from infra.config import to_sets
         from infra.session import open_workers
         from pipelines.ingest import commands, job
 
-        own = {
+        own: Settings = {
             "scenes_per_shard": scenes_per_shard,
             "views": views,
             "limit": limit,
@@ -244,7 +247,7 @@ class Workspace:
             "exclude.sets": _list(exclude) or None,
         }
         request = commands.build_request(
-            source, _list(input), dataset, config, [*_sets(settings), *_sets(own)], max_reject_rate
+            source, _list(input), dataset, config, [*to_sets(settings), *to_sets(own)], max_reject_rate
         )
         with _quiet(progress), open_workers(address=address, num_cpus=num_cpus) as workers:
             return job.ingest(request, self.home, workers)
@@ -282,11 +285,12 @@ class Workspace:
         >>> gv.open(home).train("tiny-cpu", dataset="toyworld", run_id="second", settings=tiny).steps
         2
         """
+        from infra.config import to_sets
         from trainer.run import job, launch
         from trainer.run import recipe as recipes
 
         fractions = {"good": 1.0, "bad": 0.0}
-        own = {
+        own: Settings = {
             "data.dataset": dataset,
             "data.split": split,
             "objective": objective,
@@ -294,7 +298,7 @@ class Workspace:
             "plan.roles": _list(roles) or None,
             "plan.good_fraction": fractions.get(views, views) if isinstance(views, str) else views,
         }
-        sets = [*_sets(own), *_sets(settings)]
+        sets = [*to_sets(own), *to_sets(settings)]
         cluster = launch.Cluster(num_workers=num_workers, use_gpu=use_gpu, address=address, num_cpus=num_cpus)
         if (resume is None) == (recipe is None) or (resume is not None and (arm or run_id)):
             raise UsageError(
@@ -653,13 +657,6 @@ def _score(row: Mapping[str, Any]) -> Score:
 def _list(given: str | Sequence[str]) -> list[str]:
     """One word or several, as several; the command repeats its option instead."""
     return [given] if isinstance(given, str) else list(given)
-
-
-def _sets(settings: Settings | None) -> list[str]:
-    """Settings in the form of `--set`; None stands for one that was not given."""
-    # JSON of plain values is TOML.
-    given = [(key, value) for key, value in (settings or {}).items() if value is not None]
-    return [f"{key}={json.dumps(list(v) if isinstance(v, tuple) else v, ensure_ascii=False)}" for key, v in given]
 
 
 @contextlib.contextmanager

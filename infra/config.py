@@ -11,19 +11,23 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import enum
+import json
 import math
 import os
 import tomllib
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from infra import storage
 from infra.errors import ConfigError, InputError
 
 Config = TypeVar("Config")
 Plain = dict[str, Any]
+Value: TypeAlias = bool | int | float | str
+Settings: TypeAlias = Mapping[str, Value | Sequence[Value] | None]
+"Values by dotted key, as a program gives them instead of `--set`; None is a key that is left out."
 
 _WORDS = {
     "int_type": "an integer",
@@ -56,6 +60,13 @@ def load(cls: type[Config], *, file: str | None = None, sets: Sequence[str] = ()
         _put(merged, path, value)
         origins[path] = origin
     return _validated(cls, merged, origins, default_origin=f"in {file}" if file is not None else "in the config")
+
+
+def to_sets(settings: Settings | None) -> list[str]:
+    """Settings in the form that `load` takes, `a.b=v`."""
+    # JSON of these values is TOML.
+    given = [(key, value) for key, value in (settings or {}).items() if value is not None]
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given]
 
 
 def to_dict(config: object) -> Plain:

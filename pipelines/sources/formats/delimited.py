@@ -1,8 +1,7 @@
-"""CSV as rows of bytes, strictly, and with a way back after a row that does not parse.
+"""CSV as rows of bytes, parsed strictly; reading goes on after a row that does not parse.
 
-Owns: quoting, delimiters, recovery. Does not own: what columns mean.
 Invariant: every line of the file is in exactly one row or malformed row. A row that does not parse costs its first line
-only: reading resumes at the next one, so one stray quote cannot swallow the rest of the file.
+only: reading resumes at the next line, so that one stray quote cannot consume the rest of the file.
 """
 
 from __future__ import annotations

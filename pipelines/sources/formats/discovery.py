@@ -1,7 +1,6 @@
-"""`--input` paths into input files: files, folders, globs, local or by URL.
+"""`--input` paths into input files: files, folders, globs and zip archives, local or by URL.
 
-Owns: what a path may mean, which files of a folder count, and the names of inputs relative to their common folder.
-Does not own: what is in a file. Invariant: the result depends on which files there are, not on the order or form in which they were named.
+Invariant: the result depends on the files that there are, not on the order or form in which paths name them.
 """
 
 from __future__ import annotations
@@ -23,17 +22,18 @@ from pipelines.sources.formats.names import nearest
 _log = logging.getLogger(__name__)
 
 HIDDEN: Final = (".", "_")
-"""Names that begin so are no data by the habit of Hadoop and Spark (`_SUCCESS`, `_temporary`); a path may still name them."""
+"""Hadoop and Spark begin names that are no data with these (`_SUCCESS`, `_temporary`); a path may still name them."""
 
 
 def find_inputs(paths: Sequence[str], reads: Callable[[str], bool] | None = None) -> tuple[str, list[Input]]:
     """The folder that contains all files, and the files with their path in it, sorted by that path.
 
-    A path that exists is taken as it is, else it is a glob (`*`, `**`, `?`, `[..]`). A folder stands for the files below it, a zip
-    archive for those of its files that the source reads, named `archive.zip/member`; they are read where they are.
-    reads: whether the source reads a file of this base name; others found in folders are no inputs, so that a README beside
-    the data changes nothing. One file under two local names (a link) is one input.
-    Raises InputError when a path matches nothing, or names a file that the source does not read.
+    A path that exists is taken as it is, else it is a glob (`*`, `**`, `?`, `[..]`). A folder stands for the files
+    below it, a zip archive for its members that the source reads, named `archive.zip/member`; they are not unpacked. A
+    file with two local names (a link) is one input. reads: whether the source reads a file of this base name; others
+    in folders are no inputs, so that a README beside the data changes nothing. Raises InputError when a path matches
+    nothing, or names a file that the source does not
+    read.
     """
     found: dict[str, str] = {}
     inside: dict[str, list[str]] = {}
@@ -44,7 +44,8 @@ def find_inputs(paths: Sequence[str], reads: Callable[[str], bool] | None = None
                 if not held and url == storage.absolute(path):
                     holds = ", and holds none" if url.lower().endswith(archives.ENDING) else ""
                     raise InputError(
-                        f"The input {path} is no file that this source reads, by its name{holds}. Leave it out, or name another source."
+                        f"The input {path} is no file that this source reads, by its name{holds}. "
+                        "Leave it out, or name another source."
                     )
                 if not held:
                     continue
@@ -54,7 +55,8 @@ def find_inputs(paths: Sequence[str], reads: Callable[[str], bool] | None = None
         raise InputError("No input was named. Name files, folders or globs with `--input`.")
     if not found:
         raise InputError(
-            f"Nothing in {', '.join(paths)} is a file that this source reads, by its name. Check the folder, or name another source."
+            f"Nothing in {', '.join(paths)} is a file that this source reads, by its name. "
+            "Check the folder, or name another source."
         )
     urls = sorted(found.values())
     root = _common_folder(urls)
@@ -74,7 +76,7 @@ def find_inputs(paths: Sequence[str], reads: Callable[[str], bool] | None = None
 def _held(url: str, reads: Callable[[str], bool], *, is_named: bool) -> list[str]:
     """Members of a zip archive that the source reads, sorted; none when it is no archive.
 
-    A damaged one that merely lies in a folder is left out, as other files there are; one that was named is an InputError.
+    A damaged archive that was found in a folder is left out, like other files; one that was named is an InputError.
     """
     if not url.lower().endswith(archives.ENDING):
         return []
@@ -89,15 +91,17 @@ def _held(url: str, reads: Callable[[str], bool], *, is_named: bool) -> list[str
 
 
 def _refuse_twice(files: Sequence[Input]) -> None:
-    """Raises InputError for a file that lies beside the archive that holds it: every scene of it would be read twice."""
+    """Raises InputError for a file beside the archive that holds it: each of its scenes would be read twice."""
     packed: dict[tuple[str, int], str] = {}
     bases = Counter(posixpath.basename(file.uri) for file in files)
     alike = [file for file in files if bases[posixpath.basename(file.uri)] > 1]
     for file in sorted(alike, key=lambda file: not archives.is_member(file.url)):
         key = (posixpath.basename(file.uri), storage.size(file.url))
         if key in packed:
-            message = f"{packed[key]} and {file.uri} have one name and one size: the archive and what was unpacked from it? Name one of them."
-            raise InputError(message)
+            raise InputError(
+                f"{packed[key]} and {file.uri} have one name and one size: the archive and what was unpacked from it? "
+                "Name one of them."
+            )
         if archives.is_member(file.url):
             packed[key] = file.uri
 
@@ -125,7 +129,8 @@ def _expand(path: str) -> list[str]:
         fixed = url[: min(url.find(c) for c in "*?[" if c in url)].rpartition("/")[0]
         there = f"The folder {fixed} is there" if storage.exists(fixed) else f"There is no folder {fixed}"
         raise InputError(
-            f"The input {path} matches no file (looked for {url}). {there}; check the pattern, and quote it so that the shell leaves it alone."
+            f"The input {path} matches no file (looked for {url}). {there}; check the pattern, and quote it so that "
+            "the shell leaves it alone."
         )
     return found
 
@@ -156,14 +161,16 @@ def _common_folder(urls: Sequence[str]) -> str:
     """The deepest folder that contains all. Raises InputError for different stores."""
     stores = sorted({_store(url) for url in urls})
     if len(stores) > 1:
-        message = f"The inputs are in different places ({', '.join(s or 'local files' for s in stores)}), so no folder contains them all. Ingest them as two datasets, or copy them together."
-        raise InputError(message)
+        raise InputError(
+            f"The inputs are in different places ({', '.join(s or 'local files' for s in stores)}), so no folder "
+            "contains them all. Ingest them as two datasets, or copy them together."
+        )
     store = stores[0]
     return store + os.path.commonpath([posixpath.dirname(url[len(store) :]) or "/" for url in urls])
 
 
 def _store(url: str) -> str:
-    """`s3://bucket` of a URL, nothing of a local path."""
+    """`s3://bucket` for a URL, the empty text for a local path."""
     if not storage.is_remote(url):
         return ""
     protocol, _, rest = url.partition("://")

@@ -99,7 +99,7 @@ def load(source: Input) -> Any:
 
 
 def json_lines(source: Input) -> Iterator[tuple[int, bytes, dict[str, Any] | str]]:
-    """(line number from 0, raw line, its object) for each line that is not blank; instead of the object, what is wrong."""
+    """(line number from 0, raw line, its object or what is wrong with it) for each line that is not blank."""
     for number, line in enumerate(read_lines(source)):
         raw = line.rstrip(b"\r\n")
         if not raw.strip():

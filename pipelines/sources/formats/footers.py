@@ -1,7 +1,7 @@
 """Parquet inputs: their footers, how they are cut along row groups, and the rows of one cut.
 
-Invariant: reading rows [start, stop) decodes only the row groups that hold them, and only the columns asked for; a batch
-is bounded in rows and, by the sizes in the footer, in bytes.
+Invariant: reading rows [start, stop) decodes only the row groups that hold them, and only the columns asked for; a
+batch is bounded in rows and, by the sizes in the footer, in bytes.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def column_type(footer: Footer, name: str) -> pa.DataType:
         raise InputError(message)
     if len(places) > 1:
         raise InputError(
-            f"{footer.input.uri} has {len(places)} columns named {name!r}, so it is not clear which is meant. Rename one."
+            f"{footer.input.uri} has {len(places)} columns named {name!r}, so it is not clear which is meant. "
+            "Rename one."
         )
     return footer.schema.field(places[0]).type
 
@@ -134,8 +135,8 @@ def pieces(found: Sequence[Footer], limit: int | None, split_of: Callable[[Input
 def cuts(row_groups: Sequence[int], rows: int) -> Iterator[tuple[int, int]]:
     """Ranges [start, stop) over the first `rows` rows, each of about PIECE_ROWS at most.
 
-    A cut is along row groups. Only a row group larger than 1.5 pieces is cut inside, in equal parts. Their readers decode
-    and skip the rows before: about a second for a million rows, against ten seconds to process a piece.
+    A cut is along row groups. Only a row group larger than 1.5 pieces is cut inside, in equal parts. Their readers
+    decode and skip the rows before: about a second for a million rows, against ten seconds to process a piece.
     """
     for start, stop in _whole_cuts(row_groups):
         if start < rows:
@@ -189,8 +190,10 @@ def read_rows(
                 if at >= stop:
                     return
         except (pa.ArrowException, OSError) as error:
-            message = f"Cannot read rows from {at:,} of {source.uri}: {str(error).splitlines()[0]}. The file is damaged; fetch it again or leave it out."
-            raise InputError(message) from error
+            raise InputError(
+                f"Cannot read rows from {at:,} of {source.uri}: {str(error).splitlines()[0]}. The file is damaged; "
+                "fetch it again or leave it out."
+            ) from error
 
 
 def _batch_rows(metadata: pq.FileMetaData, groups: Sequence[int], batch_bytes: int) -> int:

@@ -1,6 +1,6 @@
 """Text inputs as lines of bytes, gzipped or not, in bounded memory.
 
-Owns: opening, gzip by content (not by name), the longest line. Does not own: encodings; bytes are never decoded here.
+Gzip is recognised by content, not by name. Bytes are never decoded here.
 Invariant: lines are cut at `\\n` only and keep everything else, so joining them gives the file.
 """
 
@@ -44,13 +44,15 @@ def read_all(source: Input) -> bytes:
 
 
 def read_lines(source: Input) -> Iterator[bytes]:
-    """The lines, with their `\\n`. Raises InputError for a line over MAX_LINE_BYTES, which is no text for people."""
+    """The lines, with their `\\n`. Raises InputError for a line over MAX_LINE_BYTES, which is no caption."""
     with open_text(source) as file:
         number = 0
         while line := file.readline(MAX_LINE_BYTES + 1):
             if len(line) > MAX_LINE_BYTES:
-                message = f"Line {number + 1:,} of {source.uri} is longer than {MAX_LINE_BYTES >> 20} MiB. Is it one record a line?"
-                raise InputError(message)
+                raise InputError(
+                    f"Line {number + 1:,} of {source.uri} is longer than {MAX_LINE_BYTES >> 20} MiB. "
+                    "Is it one record a line?"
+                )
             yield line
             number += 1
 

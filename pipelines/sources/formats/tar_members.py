@@ -1,10 +1,8 @@
-"""Members of a tar, header after header; nothing is ever extracted.
+"""Members of a tar, header after header (ustar, GNU long names, pax); nothing is ever extracted.
 
-Owns: headers (ustar, GNU long names, pax), where payloads are, and a sentence for each way a tar can be broken.
-Does not own: what members mean (`tar_samples`).
-Invariant: every member of the archive is seen, or InputError says where it broke. `tarfile` and webdataset take a damaged header, or the
-seam of two tars joined by `cat`, for the end and lose the rest without a word; so only the header of one member is left to `tarfile`.
-An archive must have its end mark (512 zero bytes): a writer that died, or that nobody closed, leaves a tar that is whole but for that.
+Invariant: every member of the archive is seen, or InputError says where it broke. `tarfile` and webdataset take a
+damaged header, or the seam of two tars joined by `cat`, for the end, and lose the rest silently; so `tarfile` parses
+single headers only. An archive must have its end mark (512 zero bytes): a tar whose writer died lacks it.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ _END: Final = bytes(BLOCK)
 _GZIP: Final = b"\x1f\x8b"
 
 NOTHING_BYTES_MAX: Final = 10_240
-"""Size of an archive of nothing, as tar, tarfile and we write it; a longer file of zeros is a hole that a download or a disk left."""
+"""Size of an archive without members, by all writers; a longer file of zeros was left by a failed download or disk."""
 
 _BEGINNINGS: Final = (
     (b"version https://git-lfs", "a Git LFS pointer, not the file; run `git lfs pull`"),
@@ -60,7 +58,10 @@ _BEGINNINGS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One entry. name: a byte outside UTF-8 is written `%NN`. offset: of its first header (a long name has one of its own); start, size: of its payload, in bytes."""
+    """One entry. name: a byte outside UTF-8 is written `%NN`. start, size: of its payload, in bytes.
+
+    offset: of its first header; a long name has a header of its own before that of the member.
+    """
 
     name: str
     kind: str
@@ -70,7 +71,7 @@ class Member:
 
     @property
     def stop(self) -> int:
-        """Where the next header is: payloads are padded to whole blocks."""
+        """Offset of the next header: payloads are padded to whole blocks."""
         return self.start + -(-self.size // BLOCK) * BLOCK
 
 
@@ -83,7 +84,7 @@ def open_tar(source: Input) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def open_headers(source: Input) -> Iterator[IO[bytes]]:
-    """The tar for its headers: of a plain local file nothing is read but what is asked for, so payloads cost a seek. Raises as `open_tar`."""
+    """The tar for its headers; a plain local file is not buffered, so a payload costs a seek. Raises as `open_tar`."""
     is_local = not storage.is_remote(source.url)
     if is_local and storage.read_range(source.url, 0, len(_GZIP)) != _GZIP:
         with open(storage.absolute(source.url), "rb", buffering=0) as file:
@@ -96,7 +97,7 @@ def open_headers(source: Input) -> Iterator[IO[bytes]]:
 def members(file: IO[bytes], source: Input, *, offset: int = 0) -> Iterator[Member]:
     """The entries from the header at `offset` on; the caller may read elsewhere in between.
 
-    Raises InputError for what is no tar, a damaged header, a payload that is cut, a missing end mark and data behind it.
+    Raises InputError for a file that is no tar, a damaged header, a cut payload, a missing end mark and data behind it.
     """
     at, last = offset, None
     defaults: dict[str, str] = {}
@@ -115,7 +116,7 @@ def payload(file: IO[bytes], source: Input, member: Member) -> bytes:
 
 
 def _next(file: IO[bytes], source: Input, at: int, last: Member | None, defaults: dict[str, str]) -> Member | None:
-    """The entry whose headers begin at `at`; None at the end mark. defaults: of global pax headers, grows."""
+    """The entry whose headers begin at `at`; None at the end mark. defaults: fields of global pax headers, updated."""
     first = at
     pax: dict[str, str] = {}
     long_name: str | None = None
@@ -147,8 +148,10 @@ def _member(
     (offset, start), (long_name, pax) = place, extended
     name = pax.get("path") or long_name or as_url(header.name.encode("utf-8", "surrogateescape"))
     if header.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in pax):
-        message = f"The member {name!r} of {source.uri} (byte {offset:,}) is sparse, so its bytes are not those of the file. Repack the tar without `--sparse`."
-        raise InputError(message)
+        raise InputError(
+            f"The member {name!r} of {source.uri} (byte {offset:,}) is sparse, so its bytes are not those of the file. "
+            "Repack the tar without `--sparse`."
+        )
     size = header.size
     if "size" in pax:
         size = int(pax["size"]) if re.fullmatch(r"[0-9]{1,20}", pax["size"]) else -1
@@ -163,7 +166,7 @@ def _member(
 
 
 def _header(file: IO[bytes], source: Input, at: int, last: Member | None) -> tarfile.TarInfo | None:
-    """The header at `at`; None when it is the end mark, which nothing but zeros may follow."""
+    """The header at `at`; None when it is the end mark, after which only zeros may follow."""
     file.seek(at)
     block = file.read(BLOCK)
     if block == _END:
@@ -198,7 +201,8 @@ def _check_end(file: IO[bytes], source: Input, at: int, last: Member | None) -> 
         seen += len(data)
     if at == 0 and seen > NOTHING_BYTES_MAX:
         raise InputError(
-            f"{source.uri} is {seen:,} bytes of zeros, as a download or a disk leaves a hole; a tar of nothing has {NOTHING_BYTES_MAX:,} at most. Fetch it again, or leave it out."
+            f"{source.uri} is {seen:,} bytes of zeros, as a download or a disk leaves a hole; "
+            f"a tar of nothing has {NOTHING_BYTES_MAX:,} at most. Fetch it again, or leave it out."
         )
 
 
@@ -211,13 +215,16 @@ def _ended(source: Input, at: int, block: bytes, last: Member | None) -> InputEr
         found = "is empty (0 bytes), as a full disk leaves it" if not block else f"is no tar: {_what_it_is(block)}"
         return InputError(f"{source.uri} {found}. Fetch it again, or leave it out.")
     return InputError(
-        f"{source.uri} ends at byte {at + len(block):,} without an end mark; {_known(last)}. It was cut short, or its writer was not closed. Fetch it again; if it is known to be whole, `head -c 1024 /dev/zero >> FILE` adds the mark."
+        f"{source.uri} ends at byte {at + len(block):,} without an end mark; {_known(last)}. "
+        "It was cut short, or its writer was not closed. Fetch it again; if it is known to be whole, `head -c 1024 "
+        "/dev/zero >> FILE` adds the mark."
     )
 
 
 def _cut(source: Input, member: Member, end: int) -> InputError:
     return InputError(
-        f"{source.uri} ends at byte {end:,} inside its member {member.name!r}, which goes to {member.start + member.size:,}. The tar was cut short; fetch it again."
+        f"{source.uri} ends at byte {end:,} inside its member {member.name!r}, which goes to "
+        f"{member.start + member.size:,}. The tar was cut short; fetch it again."
     )
 
 

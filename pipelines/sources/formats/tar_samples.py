@@ -1,9 +1,9 @@
-"""Samples of a tar: members that stand together under one key, by webdataset's rule.
+"""Samples of a tar: adjacent members with one key, by webdataset's rule.
 
-Owns: key and suffix of a name, adjacency, repeated members, what is passed over. Does not own: headers (`tar_members`), texts (`tar_texts`).
-The rule: the name is split at the FIRST dot of its last component. Folders, with their dots, belong to the key; the suffix is lower-cased.
-So `train.v1/0001.seg.png` is key `train.v1/0001`, suffix `seg.png`.
-Invariant: a sample is whole. One key in two places of a tar, which others read as two half samples, is an InputError (webdataset#407).
+The rule: a name is split at the FIRST dot of its last component. Folders, with their dots, belong to the key; the
+suffix is lower-cased. So `train.v1/0001.seg.png` has the key `train.v1/0001` and the suffix `seg.png`.
+Invariant: a sample is complete. One key in two places of a tar, which webdataset reads as two incomplete samples, is an
+InputError (webdataset#407).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _META = re.compile(r"__[^/]*__(?:$|/)")
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample. row: its place in the tar, from 0. members, data: by suffix in the order of the tar; data: what was read."""
+    """One sample. row: its place in the tar, from 0. members, data: by suffix in the order of the tar; data: if read"""
 
     key: str
     row: int
@@ -41,19 +41,19 @@ class Sample:
 
 @dataclass(kw_only=True)
 class Tally:
-    """What a scan met: samples, members by suffix, and entries that belong to no sample by what they are."""
+    """Counts of a scan: samples, members by suffix, and entries that belong to no sample by their kind."""
 
     samples: int = 0
     suffixes: Counter[str] = field(default_factory=Counter)
     passed: Counter[str] = field(default_factory=Counter)
 
     def count(self, suffixes: Iterable[str]) -> None:
-        """Take in a sample with these members."""
+        """Count a sample with these members."""
         self.samples += 1
         self.suffixes.update(suffixes)
 
     def __add__(self, other: Tally) -> Tally:
-        """What two scans met."""
+        """The counts of two scans together."""
         return Tally(
             samples=self.samples + other.samples,
             suffixes=self.suffixes + other.suffixes,
@@ -62,7 +62,7 @@ class Tally:
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """(key, lower-case suffix) of a member; None where webdataset sees no sample, and for hidden files (`._0001.jpg`)."""
+    """(key, lower-case suffix) of a member; None where webdataset sees none, and for hidden files (`._0001.jpg`)."""
     folder, slash, base = name.rpartition("/")
     stem, dot, suffix = base.partition(".")
     if not stem or not dot or _META.match(name):
@@ -80,7 +80,8 @@ def samples(
 ) -> Iterator[Sample]:
     """The samples from the header at `offset`, which begins sample number `row`.
 
-    tally: takes what was met, when given. Raises InputError for a broken tar, a member that comes twice and a sample in two places.
+    tally: counts the entries, when given. Raises InputError for a broken tar, a repeated member and a sample in two
+    places.
     """
     tally = Tally() if tally is None else tally
     places: dict[str, int] = {}
@@ -101,13 +102,17 @@ def samples(
             key, at, found, data = split[0], member.offset, {}, {}
             if key in places:
                 raise InputError(
-                    f"The sample {key!r} of {source.uri} is in two places, at bytes {places[key]:,} and {at:,} (member {member.name!r}). Members of a sample must be adjacent, and a key may come once in a tar; sort the tar by name, or rename one."
+                    f"The sample {key!r} of {source.uri} is in two places, at bytes {places[key]:,} and {at:,} "
+                    f"(member {member.name!r}). Members of a sample must be adjacent, and a key may come once in a "
+                    "tar; sort the tar by name, or rename one."
                 )
             places[key] = at
         suffix = split[1]
         if suffix in found:
             raise InputError(
-                f"The sample {key!r} of {source.uri} has its member {member.name!r} twice, at bytes {found[suffix].offset:,} and {member.offset:,}. Which one is meant is not clear; remove or rename one."
+                f"The sample {key!r} of {source.uri} has its member {member.name!r} twice, at bytes "
+                f"{found[suffix].offset:,} and {member.offset:,}. Which one is meant is not clear; "
+                "remove or rename one."
             )
         found[suffix] = member
         if wants(split[0], suffix, member.size):
@@ -124,14 +129,14 @@ def _what(member: Member) -> str:
 
 
 HEADER_THREADS: Final = 4
-"""Tars whose headers are read at once: more would wait for one another, and a tar in a bucket is read ahead by 50 MB."""
+"""Tars whose headers are read at once; more compete for the disk, and each tar in a bucket buffers 50 MB."""
 
 PIECE_BYTES: Final = 256 << 20
 """Tar bytes of one piece, so that a tar of many GB is read by many tasks, each in bounded memory."""
 
 
 def cuts(file: IO[bytes], source: Input, tally: Tally, limit: int | None = None) -> list[tuple[int, int]]:
-    """(first sample, offset of its header) of each piece of about PIECE_BYTES; one pass over headers, which ends with sample `limit`."""
+    """(first sample, offset of its header) of each piece of about PIECE_BYTES, over the first `limit` samples."""
     found: list[tuple[int, int]] = []
     for sample in samples(file, source, wants=nothing, tally=tally):
         if not found or sample.offset - found[-1][1] >= PIECE_BYTES:

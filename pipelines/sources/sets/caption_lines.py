@@ -5,8 +5,8 @@
   comma        CSV with quotes below a header with `image` and `caption`, Kaggle's captions.txt
   annotations  CSV below a header with `raw`, a JSON list of the captions of one picture (flickr_annotations_30k.csv)
 
-Invariant: every line below the header that is not blank gives at least one text. A text that is no caption of a picture is
-marked broken. So is a caption that the next line seems to continue: half a caption would pass for a whole one.
+Invariant: every line below the header that is not blank gives at least one text. A text that is no caption of a
+picture is marked broken. So is a caption that the next line seems to continue, as half of it would pass for a whole.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ _PIPED_ONCE = re.compile(rb"([^|]*?)\s*\|\s*(\d)\s+([^|]*)", re.DOTALL)
 class Caption:
     """One caption of a line.
 
-    row: of the line below the header, from 0. picture: file name, None when the line names none. field: where in the line
-    the text is. broken: `reason: detail`, or None. is_repaired: a missing separator was restored, as its place is clear.
+    row: of the line below the header, from 0. picture: file name, None when the line names none. field: where in the
+    line the text is. broken: `reason: detail`, or None. is_repaired: a missing separator was restored, as its place is
+    clear.
     """
 
     row: int
@@ -72,8 +73,10 @@ def form_of(source: Input) -> str:
     shown = "it is empty" if not first else f"its first line is {first[:80]!r}"
     if b"\r" in first:
         shown = "its lines end in CR alone; convert them, for example with `tr '\\r' '\\n'`"
-    message = f"{source.uri} is no caption file of Flickr8k or Flickr30k: {shown}. Known are `NAME.jpg#0<TAB>caption`, `image,caption` and `image_name| comment_number| comment`."
-    raise InputError(message)
+    raise InputError(
+        f"{source.uri} is no caption file of Flickr8k or Flickr30k: {shown}. "
+        "Known are `NAME.jpg#0<TAB>caption`, `image,caption` and `image_name| comment_number| comment`."
+    )
 
 
 def captions(source: Input, form: str) -> Iterator[Caption]:
@@ -167,8 +170,10 @@ def _tabular(source: Input, *, is_list: bool) -> Iterator[Caption]:
 def _place(source: Input, names: list[str], wanted: tuple[str, ...]) -> int:
     found = [place for place, name in enumerate(names) if name in wanted]
     if len(found) != 1:
-        message = f"{source.uri} has {len(found)} columns that could be meant by {wanted[0]!r} ({listed(names)}). One of {listed(wanted)} is needed."
-        raise InputError(message)
+        raise InputError(
+            f"{source.uri} has {len(found)} columns that could be meant by {wanted[0]!r} ({listed(names)}). "
+            f"One of {listed(wanted)} is needed."
+        )
     return found[0]
 
 

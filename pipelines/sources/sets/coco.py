@@ -41,7 +41,7 @@ class Coco(Source):
     split: str = ""
     "Split of files that do not say it themselves. Empty: from the file name (`captions_val2017.json` is val)."
     restval: str = "train"
-    "Karpathy's 30,504 pictures `restval`: `train` joins them to train as the papers do, `keep` leaves the name, `drop` leaves them out."
+    "Karpathy's 30,504 pictures `restval`: `train` reads them as train, like the papers, `keep` as restval, `drop` not."
 
     name = "coco"
 
@@ -69,11 +69,16 @@ class Coco(Source):
             stop = 0
             for picture in self._pictures(document, source):
                 if picture.id is not None and uris.setdefault(picture.id, picture.uri) != picture.uri:
-                    message = f"Picture {picture.id} of {source.uri} is {uris[picture.id]} and {picture.uri}: two files of one name, whose captions would become one scene. Rename one, or give the entries a `cocoid`."
-                    raise InputError(message)
+                    raise InputError(
+                        f"Picture {picture.id} of {source.uri} is {uris[picture.id]} and {picture.uri}: two files of "
+                        "one name, whose captions would become one scene. Rename one, or give the entries a `cocoid`."
+                    )
                 if picture.id is not None and holders.setdefault(picture.id, source.uri) != source.uri:
-                    message = f"Picture {picture.id} is in {holders[picture.id]} and in {source.uri}. Files of 2014, 2017 and Karpathy hold the same pictures under other splits; name the files of one."
-                    raise InputError(message)
+                    raise InputError(
+                        f"Picture {picture.id} is in {holders[picture.id]} and in {source.uri}. "
+                        "Files of 2014, 2017 and Karpathy hold the same pictures under other splits; "
+                        "name the files of one."
+                    )
                 if picture.is_orphan or (left is not None and picture.row >= left):
                     continue
                 stop = picture.row + 1
@@ -107,8 +112,10 @@ class Coco(Source):
     def _pictures(self, document: object, source: Input) -> Iterator[Picture]:
         has_splits = layout_of(document, uri=source.uri) == KARPATHY
         if has_splits and self.split:
-            message = f"{source.uri} names the split of each picture, but source.split={self.split!r} names one for all. Leave the option out."
-            raise InputError(message)
+            raise InputError(
+                f"{source.uri} names the split of each picture, but source.split={self.split!r} names one for all. "
+                "Leave the option out."
+            )
         split = self.split or ("" if has_splits else _split_of(source))
         return pictures(document, uri=source.uri, split=split)
 
@@ -125,8 +132,10 @@ def _caption_files(inputs: Sequence[Input]) -> tuple[list[Input], list[str]]:
     known = [i for i in every if _CAPTION_FILE.fullmatch(base(i.uri))]
     files = known or every
     if not files:
-        message = f"None of the inputs is JSON by its name: {listed([i.uri for i in inputs])}. Name `captions_*.json` or Karpathy's `dataset_coco.json`."
-        raise InputError(message)
+        raise InputError(
+            f"None of the inputs is JSON by its name: {listed([i.uri for i in inputs])}. "
+            "Name `captions_*.json` or Karpathy's `dataset_coco.json`."
+        )
     skipped = len(inputs) - len(files)
     return files, [f"{skipped} inputs are no caption files by their names and are not read"] if skipped else []
 

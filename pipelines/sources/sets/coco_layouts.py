@@ -1,8 +1,8 @@
 """The three layouts of COCO captions, parsed into pictures with their texts.
 
-Invariant: every annotation, sentence or list entry is one text of exactly one picture. An entry that belongs to no listed
-picture, or does not parse, is a text that is marked broken. A picture without a name fails the file, because its captions
-could not be kept apart from those of others.
+Invariant: every annotation, sentence or list entry is one text of exactly one picture. An entry that belongs to no
+listed picture, or does not parse, is a text that is marked broken. A picture without a name fails the file, because
+its captions could not be kept apart from those of others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BLIP: Final = "BLIP list"
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """One record: `row` is its place in `images` (or in the list). An orphan is an annotation of a picture that is not listed."""
+    """One record. row: its place in `images` (or in the list). An orphan is an annotation of an unlisted picture."""
 
     row: int
     id: str | None
@@ -49,8 +49,10 @@ def layout_of(document: Any, *, uri: str) -> str:
     if isinstance(document, list) and any(isinstance(e, dict) and "image" in e and "caption" in e for e in document):
         return BLIP
     found = f"an object with {listed(list(document))}" if isinstance(document, dict) else name_of(document)
-    message = f"{uri} is {found}, but holds no captions in a layout of COCO. Name `captions_*.json`, Karpathy's `dataset_*.json` or BLIP's `coco_karpathy_*.json`."
-    raise InputError(message)
+    raise InputError(
+        f"{uri} is {found}, but holds no captions in a layout of COCO. Name `captions_*.json`, Karpathy's "
+        "`dataset_*.json` or BLIP's `coco_karpathy_*.json`."
+    )
 
 
 def dataset_of(document: Any) -> str | None:
@@ -77,8 +79,10 @@ def _official(document: dict[str, Any], *, uri: str, split: str) -> Iterator[Pic
     known = set(ids)
     if len(known) < len(ids):
         twice = next(id_ for id_, times in Counter(ids).items() if times > 1)
-        message = f"`images` of {uri} lists the id {twice} twice, so it is not clear which picture its captions describe. Is the file two files joined?"
-        raise InputError(message)
+        raise InputError(
+            f"`images` of {uri} lists the id {twice} twice, so it is not clear which picture its captions describe. "
+            "Is the file two files joined?"
+        )
     texts: dict[str, list[tuple[Any, bytes | None, str | None]]] = defaultdict(list)
     orphans = []
     seen: set[Any] = set()
@@ -140,8 +144,10 @@ def _karpathy(image: Any, row: int, *, uri: str) -> Picture:
         raise InputError(f"images[{row}] of {uri} has no `filename`, so its captions name no picture.")
     split, sentences = image.get("split"), image.get("sentences")
     if not isinstance(split, str) or not SPLIT_PATTERN.fullmatch(split) or not isinstance(sentences, list):
-        message = f"images[{row}] of {uri} ({name}) has split {split!r} and {name_of(sentences)} of sentences; a split name and a list are needed."
-        raise InputError(message)
+        raise InputError(
+            f"images[{row}] of {uri} ({name}) has split {split!r} and {name_of(sentences)} of sentences; "
+            "a split name and a list are needed."
+        )
     found = []
     for place, sentence in enumerate(sentences):
         if isinstance(sentence, dict):

@@ -1,7 +1,7 @@
 """Metadata of DataComp: web pictures by URL with their alt text, in parquet files named by 32 hex digits.
 
-Invariant: a scene is named by the sha256 of the picture, so that it joins Recap-DataComp-1B, else by DataComp's uid. The
-subsets in .npy files are not read.
+Invariant: a scene is named by the sha256 of the picture, so that it joins Recap-DataComp-1B, else by DataComp's uid.
+The subsets in .npy files are not read.
 """
 
 from __future__ import annotations

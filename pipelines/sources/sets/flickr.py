@@ -94,7 +94,8 @@ class _Flickr(Source):
     def survey(self, inputs: Sequence[Input], limit: int | None) -> Survey:
         """Parses every caption file; of parquet, names and splits alone.
 
-        Raises InputError for a file in no known form, for a picture that two files or two lists hold, for splits from two sides.
+        Raises InputError for a file in an unknown form, for a picture in two files or lists, for splits from two
+        sources.
         """
         lists, files, notes = _chosen_files(inputs, self.name)
         splits = {} if self.split else _read_lists(lists)
@@ -120,7 +121,8 @@ class _Flickr(Source):
         named = {split for piece in pieces for split in piece.scenes_by_split}
         if named == {WHOLE}:
             notes.append(
-                "nothing says which scene is of which split, so all are of the split `all`; add split lists to the inputs, or name one with source.split"
+                "nothing says which scene is of which split, so all are of the split `all`; "
+                "add split lists to the inputs, or name one with source.split"
             )
         forms = " and ".join(sorted({file.form for file in files}))
         return Survey(format=f"{self.name}, {forms} form", pieces=pieces, columns=MEANINGS, notes=notes, cuttable=False)
@@ -183,8 +185,10 @@ class _Flickr(Source):
         """Raises InputError when all pictures have names of the other set."""
         pattern, name = self.foreign
         if ids and all(pattern.fullmatch(id_) for id_ in ids):
-            message = f"The pictures have names of {name} (such as {min(ids)}.jpg), not of {self.name}. Use the source {name}."
-            raise InputError(message)
+            raise InputError(
+                f"The pictures have names of {name} (such as {min(ids)}.jpg), not of {self.name}. "
+                f"Use the source {name}."
+            )
 
     def _split_rule(self, file: CaptionFile, splits: Mapping[str, str]) -> SplitRule:
         """(scene id, split that the file names) -> split of the record."""
@@ -193,18 +197,24 @@ class _Flickr(Source):
             if self.split:
                 return self.split
             if named and splits:
-                message = f"{file.uri} says the splits itself, and so does {listed([one.uri for one in file.lists])}. Name one of them."
-                raise InputError(message)
+                raise InputError(
+                    f"{file.uri} says the splits itself, and so does {listed([one.uri for one in file.lists])}. "
+                    "Name one of them."
+                )
             if splits:
                 return splits.get(_ENDING.sub("", id_ or ""), UNLISTED)
             if named is not None and not named.strip():
-                message = f"{file.uri} names no split for {id_}, though it names those of others. Fill it in, or name one split for all with source.split."
-                raise InputError(message)
+                raise InputError(
+                    f"{file.uri} names no split for {id_}, though it names those of others. "
+                    "Fill it in, or name one split for all with source.split."
+                )
             named = named or file.named_split or WHOLE
             named = SPLIT_NAMES.get(named, named)
             if not SPLIT_PATTERN.fullmatch(named):
-                message = f"{file.uri} names the split {named!r} for {id_}, which cannot name one (lower-case letters, digits, `_`). Are its columns shifted? Name one split for all with source.split."
-                raise InputError(message)
+                raise InputError(
+                    f"{file.uri} names the split {named!r} for {id_}, which cannot name one (lower-case letters, "
+                    "digits, `_`). Are its columns shifted? Name one split for all with source.split."
+                )
             return named
 
         return split
@@ -245,9 +255,9 @@ class Flickr30k(_Flickr):
 
 
 def _chosen_files(inputs: Sequence[Input], dataset: str) -> tuple[list[Input], list[CaptionFile], list[str]]:
-    """(split lists, caption files with their form, notes), each by uri. Raises InputError when there is no caption file.
+    """(split lists, caption files with their form, notes), by uri. Raises InputError when there is no caption file.
 
-    The archive of Karpathy's files holds three sets, which say their names; those of the others are left out.
+    The archive of Karpathy's files holds three sets; the files name their sets, and those of the others are left out.
     """
     every = sorted(inputs, key=lambda source: source.uri)
     lists = [source for source in every if _LIST.fullmatch(base(source.uri))]
@@ -263,8 +273,10 @@ def _chosen_files(inputs: Sequence[Input], dataset: str) -> tuple[list[Input], l
             files.append(CaptionFile(uri=source.uri, url=source.url, form=form))
     if not files:
         found = "; ".join(notes) or listed([source.uri for source in inputs])
-        message = f"None of the inputs is a caption file of {dataset} by its name: {found}. Name the token file, Kaggle's CSV, Karpathy's JSON or parquet."
-        raise InputError(message)
+        raise InputError(
+            f"None of the inputs is a caption file of {dataset} by its name: {found}. "
+            "Name the token file, Kaggle's CSV, Karpathy's JSON or parquet."
+        )
     parquet = [flickr_tables.split_by_name(file) for file in files if file.form == PARQUET]
     if len(set(parquet)) > 1:
         # One name alone says nothing: lmms-lab calls all of Flickr30k `test`.
@@ -297,8 +309,10 @@ def _read_lists(lists: Sequence[Input]) -> dict[str, str]:
             listed_as = _LISTED.fullmatch(as_url(line.removeprefix(BOM).strip()))
             id_ = _ENDING.sub("", picture_id(listed_as[1] if listed_as else ""))
             if id_ and found.setdefault(id_, split) != split:
-                message = f"Picture {id_} is of the split {found[id_]} by one list and of {split} by {source.uri}. A scene has one split; remove it from one list."
-                raise InputError(message)
+                raise InputError(
+                    f"Picture {id_} is of the split {found[id_]} by one list and of {split} by {source.uri}. "
+                    "A scene has one split; remove it from one list."
+                )
     return found
 
 
@@ -308,8 +322,10 @@ def _check_lists(splits: Mapping[str, str], ids: Collection[str], lists: Sequenc
     named = pictures & splits.keys()
     uris = listed([source.uri for source in lists])
     if pictures and not named:
-        message = f"None of the {len(splits):,} pictures that {uris} name has a caption here, so no split is known. Are they lists of another set?"
-        raise InputError(message)
+        raise InputError(
+            f"None of the {len(splits):,} pictures that {uris} name has a caption here, so no split is known. "
+            "Are they lists of another set?"
+        )
     notes = []
     if absent := len(splits) - len(named):
         notes.append(f"{absent:,} of {len(splits):,} pictures that {uris} name have no caption here")

@@ -1,8 +1,8 @@
 """Flickr30k as parquet on the Hugging Face hub: one row a picture, with the list of its captions.
 
 Both public layouts are read: `nlphuji/flickr30k` with a split column, `lmms-lab/flickr30k` without.
-Invariant: pictures, which lie in the same row groups as captions, are read only when they are asked for; then a piece has
-at most PICTURE_ROWS rows.
+Invariant: pictures, which lie in the same row groups as captions, are read only when they are asked for; then a piece
+has at most PICTURE_ROWS rows.
 """
 
 from __future__ import annotations

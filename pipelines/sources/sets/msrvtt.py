@@ -66,7 +66,7 @@ class MsrVtt(Source):
         return is_annotation(base(name)) or is_list(base(name))
 
     def survey(self, inputs: Sequence[Input], limit: int | None) -> Survey:
-        """Parses every file. Raises InputError for other JSON, for a clip that two files hold, for a list of unknown clips."""
+        """Parses every file. Raises InputError for other JSON, for a clip in two files, for a list of unknown clips."""
         files, lists, notes = _chosen_files(inputs)
         test = _read_list(lists)
         pieces: list[Piece] = []
@@ -80,8 +80,10 @@ class MsrVtt(Source):
             stop = 0
             for clip in clips_of(file, file_is_list=is_list(base(file.uri))):
                 if clip.id is not None and holders.setdefault(clip.id, file.uri) != file.uri:
-                    message = f"Clip {clip.id} is in {holders[clip.id]} and in {file.uri}. The merged file holds what the others hold; name one."
-                    raise InputError(message)
+                    raise InputError(
+                        f"Clip {clip.id} is in {holders[clip.id]} and in {file.uri}. "
+                        "The merged file holds what the others hold; name one."
+                    )
                 if clip.is_orphan or (left is not None and clip.row >= left):
                     continue
                 stop = clip.row + 1
@@ -97,8 +99,10 @@ class MsrVtt(Source):
             _refuse_shared_videos(videos)
         notes += self._notes(splits, test, set(holders), left_out) + _shared_videos(videos)
         if not texts:
-            message = f"{listed([file.uri for file in files])} hold {splits.total():,} clips and no sentence: a copy without captions (`_nosen`). Fetch the annotations that have them."
-            raise InputError(message)
+            raise InputError(
+                f"{listed([file.uri for file in files])} hold {splits.total():,} clips and no sentence: a copy without "
+                "captions (`_nosen`). Fetch the annotations that have them."
+            )
         protocol = ", split 1k-A" if test is not None else ""
         return Survey(
             format=f"MSR-VTT annotations, {splits.total():,} clips{protocol}",
@@ -109,7 +113,7 @@ class MsrVtt(Source):
         )
 
     def read(self, piece: Piece) -> Iterator[Batch]:
-        """Clips [start, stop) of one file; sentences of clips that are not listed come with the piece that begins at 0."""
+        """Clips [start, stop) of one file; sentences of unlisted clips come with the piece that begins at 0."""
         yield from batches(piece.input_as(AnnotationFile).uri, self._records(piece))
 
     def _records(self, piece: Piece) -> Iterator[Record]:
@@ -153,11 +157,13 @@ class MsrVtt(Source):
                 notes.append(f"{len(unknown):,} clips of the list 1k-A are in no annotation file: {listed(unknown)}")
             if left_out:
                 notes.append(
-                    f"{left_out:,} captions of test clips are left out, as 1k-A shows one a clip; source.test_captions=all keeps them"
+                    f"{left_out:,} captions of test clips are left out, as 1k-A shows one a clip; "
+                    "source.test_captions=all keeps them"
                 )
         elif splits["train"] == splits.total() == OFFICIAL_CLIPS and self.splits == "file":
             notes.append(
-                "all 10,000 clips are of the split train; in the official release 2,990 are test. source.splits=official restores it"
+                "all 10,000 clips are of the split train; in the official release 2,990 are test. "
+                "source.splits=official restores it"
             )
         return notes
 
@@ -170,8 +176,10 @@ def _refuse_shared_videos(clips: Mapping[tuple[str, str], int]) -> None:
             splits.setdefault(video, set()).add(split)
     shared = sorted(video for video, found in splits.items() if len(found) > 1)
     if shared:
-        message = f"{len(shared):,} videos have clips in several splits (such as {shared[0]}), so source.scene=video would put one scene into two. Use source.scene=clip, or the official split, in which no video is in two."
-        raise InputError(message)
+        raise InputError(
+            f"{len(shared):,} videos have clips in several splits (such as {shared[0]}), so source.scene=video would "
+            "put one scene into two. Use source.scene=clip, or the official split, in which no video is in two."
+        )
 
 
 def _shared_videos(clips: Mapping[tuple[str, str], int]) -> list[str]:
@@ -182,21 +190,25 @@ def _shared_videos(clips: Mapping[tuple[str, str], int]) -> list[str]:
     if not shared:
         return []
     return [
-        f"{shared:,} of {sum(test.values()):,} test clips are cut from a video that has train clips too, so scores on them flatter"
+        f"{shared:,} of {sum(test.values()):,} test clips are cut from a video that has train clips, so their scores flatter"
     ]
 
 
 def _chosen_files(inputs: Sequence[Input]) -> tuple[list[AnnotationFile], tuple[Input, ...], list[str]]:
-    """(files to read, list of 1k-A, notes). A list alone is read as the annotations. Raises InputError when there is neither."""
+    """(files to read, list of 1k-A, notes); a list alone is read as annotations. Raises InputError without either."""
     every = sorted(inputs, key=lambda source: source.uri)
     files = [source for source in every if is_annotation(base(source.uri))]
     lists = [source for source in every if is_list(base(source.uri))]
     if not files and not lists:
-        message = f"None of the inputs is an annotation file of MSR-VTT by its name: {listed([i.uri for i in every])}. Name `*videodatainfo.json`, `MSRVTT_data.json` or the zip that holds one."
-        raise InputError(message)
+        raise InputError(
+            f"None of the inputs is an annotation file of MSR-VTT by its name: {listed([i.uri for i in every])}. "
+            "Name `*videodatainfo.json`, `MSRVTT_data.json` or the zip that holds one."
+        )
     if len(lists) > 1:
-        message = f"{listed([source.uri for source in lists])} are lists of clips, and two would decide which are test. Name MSRVTT_JSFUSION_test.csv alone."
-        raise InputError(message)
+        raise InputError(
+            f"{listed([source.uri for source in lists])} are lists of clips, and two would decide which are test. "
+            "Name MSRVTT_JSFUSION_test.csv alone."
+        )
     if not files:
         return [AnnotationFile(uri=s.uri, url=s.url) for s in lists], (), []
     found = tuple(lists)

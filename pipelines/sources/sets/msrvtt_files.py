@@ -70,8 +70,10 @@ def clips_of(source: Input, *, file_is_list: bool) -> Iterator[Clip]:
     sentences = document.get("sentences", []) if isinstance(document, dict) else None
     if not isinstance(videos, list) or not isinstance(sentences, list):
         found = f"an object with {listed(list(document))}" if isinstance(document, dict) else name_of(document)
-        message = f"{source.uri} is {found}, but annotations of MSR-VTT are an object with the lists `videos` and `sentences`."
-        raise InputError(message)
+        raise InputError(
+            f"{source.uri} is {found}, but annotations of MSR-VTT are an object with the lists `videos` and "
+            "`sentences`."
+        )
     if not videos:
         raise InputError(f"{source.uri} lists no clip (`videos` is empty). Fetch the annotations again.")
     clips = [_clip(video, row, source) for row, video in enumerate(videos)]
@@ -135,8 +137,10 @@ def listed_clips(source: Input) -> dict[str, bytes]:
     for clip in _of_list(source):
         _, _, text, broken = clip.texts[0]
         if broken is not None or clip.id is None or not text:
-            message = f"Row {clip.row + 1:,} of {source.uri} names no clip and caption ({broken or 'empty'}), so it is not clear which clips are test. Fetch the list again."
-            raise InputError(message)
+            raise InputError(
+                f"Row {clip.row + 1:,} of {source.uri} names no clip and caption ({broken or 'empty'}), so it is not "
+                "clear which clips are test. Fetch the list again."
+            )
         if clip.id in found:
             raise InputError(f"{source.uri} names {clip.id} twice; 1k-A has one caption a clip. Remove one.")
         found[clip.id] = text
@@ -164,5 +168,7 @@ def _separator(source: Input) -> str:
     for separator in SEPARATORS:
         if set(LIST_COLUMNS) <= {name.strip('"') for name in header.split(separator)}:
             return separator
-    message = f"{source.uri} is no list of clips with captions: its first line is {header[:80]!r}, and the columns {' and '.join(LIST_COLUMNS)} are needed. Name MSRVTT_JSFUSION_test.csv."
-    raise InputError(message)
+    raise InputError(
+        f"{source.uri} is no list of clips with captions: its first line is {header[:80]!r}, and the columns "
+        f"{' and '.join(LIST_COLUMNS)} are needed. Name MSRVTT_JSFUSION_test.csv."
+    )

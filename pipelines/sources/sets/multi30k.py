@@ -60,8 +60,10 @@ class Multi30k(Source):
             if (match := _CAPTIONS.fullmatch(base(source.uri))) and match[1] in SPLITS:
                 captions.setdefault(match[1], {})[int(match[2])] = source
         if not captions:
-            message = f"None of the inputs is a caption file of Multi30k task 2, as `train.1.en.gz`. Found: {listed(sorted(base(i.uri) for i in inputs))}."
-            raise InputError(message)
+            raise InputError(
+                "None of the inputs is a caption file of Multi30k task 2, as `train.1.en.gz`. "
+                f"Found: {listed(sorted(base(i.uri) for i in inputs))}."
+            )
         pieces: list[Piece] = []
         seen: dict[str, str] = {}
         for file_split in sorted(captions, key=lambda name: lists[name].uri if name in lists else name):
@@ -119,8 +121,10 @@ def _pictures(source: Input) -> list[str]:
 def _check(split: str, images: Input | None, captions: dict[int, Input], seen: dict[str, str]) -> int:
     """Number of lines. Raises InputError for a missing file, unequal lengths, an empty or repeated picture."""
     if images is None:
-        message = f"There are captions of {split} but no {split}{_IMAGES_END} among the inputs. It is in the folder `image_splits` of the data set."
-        raise InputError(message)
+        raise InputError(
+            f"There are captions of {split} but no {split}{_IMAGES_END} among the inputs. "
+            "It is in the folder `image_splits` of the data set."
+        )
     missing = [f"{split}.{place}.en" for place in range(1, CAPTIONS + 1) if place not in captions]
     if missing:
         raise InputError(
@@ -129,14 +133,18 @@ def _check(split: str, images: Input | None, captions: dict[int, Input], seen: d
     pictures = _pictures(images)
     for source in captions.values():
         if (lines := len(all_lines(source))) != len(pictures):
-            message = f"{source.uri} has {lines:,} lines and {images.uri} has {len(pictures):,}, so captions would go to the wrong pictures. Fetch both files from one release."
-            raise InputError(message)
+            raise InputError(
+                f"{source.uri} has {lines:,} lines and {images.uri} has {len(pictures):,}, so captions would go to the "
+                "wrong pictures. Fetch both files from one release."
+            )
     for line, picture in enumerate(pictures, start=1):
         key = picture_id(picture)
         if not key:
             raise InputError(f"Line {line:,} of {images.uri} is empty. It should name a picture.")
         if key in seen:
-            message = f"Picture {picture} stands in {seen[key]} and again in line {line:,} of {images.uri}. One picture is one scene; remove one."
-            raise InputError(message)
+            raise InputError(
+                f"Picture {picture} stands in {seen[key]} and again in line {line:,} of {images.uri}. "
+                "One picture is one scene; remove one."
+            )
         seen[key] = images.uri
     return len(pictures)

@@ -1,8 +1,8 @@
 """Recap-DataComp-1B: web pictures by URL, each with its alt text and one or two captions by a LLaVA model.
 
 Both configs (`default`, `condition_diverse_topk`) are read by their columns; a file may lack some and have others.
-Invariant: a scene is named by the sha256 of the picture, else by its URL; never by `key`, which is the number of a row in
-one download (UCSC-VLAA/Recap-DataComp-1B#11). Files of two uploads are refused together.
+Invariant: a scene is named by the sha256 of the picture, else by its URL; never by `key`, which is the number of a row
+in one download (UCSC-VLAA/Recap-DataComp-1B#11). Files of two uploads are refused together.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Parquet of web pictures by URL, one row a picture with its texts; what DataComp and Recap-DataComp share.
 
-Invariant: a scene is named by the sha256 of its picture where there is one, so that both sets join; never by a row number.
+Invariant: a scene is named by the sha256 of its picture where there is one, so that both sets join.
 """
 
 from __future__ import annotations

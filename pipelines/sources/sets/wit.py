@@ -1,9 +1,9 @@
 """WIT-1024 in the layout of `minhuh/prh`, the set on which vision and language models are compared.
 
 Two layouts are read: parquet with pictures inside, and pictures with a `metadata.jsonl` beside them.
-Invariant: a scene is named by its picture's path without ending, or by the picture's sha256 where no path is known. Rows
-are sorted as text (image_0, image_1, image_10), so a row number would name another picture in another copy. Every row is
-one scene, and two rows of one name fail. The first text is the caption; descriptions of page and section are contexts.
+Invariant: a scene is named by its picture's path without ending, or by the picture's sha256 where no path is known.
+Rows are sorted as text (image_0, image_1, image_10), so a row number would name another picture in another copy. Every
+row is one scene, and two rows of one name fail. The first text is the caption; the others are contexts.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Wit(Source):
     """WIT in the layout of `minhuh/prh`: a picture and the list [caption, page description, section description]."""
 
     contexts: bool = False
-    "Keep page and section descriptions as captions of the role `alt`; the public comparison reads the first text alone."
+    "Keep descriptions of page and section as captions of the role `alt`; the public comparison reads no such text."
     pictures: bool = True
     "Take the pictures too."
 
@@ -124,8 +124,10 @@ class Wit(Source):
         if not arrow_columns.is_text(kind) and not arrow_columns.is_text_list(kind):
             raise InputError(f"Column {TEXT!r} of {footer.input.uri} is {kind}, not a text or a list of texts.")
         if not is_picture(kind := footers.column_type(footer, PICTURE)):
-            message = f"Column {PICTURE!r} of {footer.input.uri} is {kind}, not pictures as struct<bytes, path>. Is it the subset `wit_1024` of minhuh/prh?"
-            raise InputError(message)
+            raise InputError(
+                f"Column {PICTURE!r} of {footer.input.uri} is {kind}, not pictures as struct<bytes, path>. "
+                "Is it the subset `wit_1024` of minhuh/prh?"
+            )
 
     def _read_table(self, source: Input, start: int, stop: int) -> Iterator[Batch]:
         for first, rows in footers.read_rows(source, start, stop, [PICTURE, TEXT], batch_bytes=PICTURE_BATCH_BYTES):

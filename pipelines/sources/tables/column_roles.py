@@ -56,8 +56,10 @@ class Layout:
 def check_columns(layout: Layout, columns: Sequence[str], *, uri: str) -> None:
     """Raises InputError when the layout names no text, or a column that the file does not have."""
     if not layout.texts:
-        message = f"No column of {uri} has a known caption name ({', '.join(KNOWN_TEXTS)}). Name one with `--set source.text=<column>`; its columns: {listed(columns)}."
-        raise InputError(message)
+        raise InputError(
+            f"No column of {uri} has a known caption name ({', '.join(KNOWN_TEXTS)}). "
+            f"Name one with `--set source.text=<column>`; its columns: {listed(columns)}."
+        )
     for name in layout.names:
         if name not in columns:
             message = f"{uri} has no column {name!r}.{nearest(name, columns)} Its columns: {listed(columns)}."
@@ -71,8 +73,10 @@ def splits_found(counts: Mapping[str, int], layout: Layout, *, uri: str) -> dict
     """
     wrong = sorted(name for name in counts if name.strip() and not SPLIT_PATTERN.fullmatch(name))
     if wrong:
-        message = f"Column {layout.split!r} of {uri} holds {listed([repr(name) for name in wrong])}, which cannot name a split (lower-case letters, digits, `_`). Rename them, or choose another column."
-        raise InputError(message)
+        raise InputError(
+            f"Column {layout.split!r} of {uri} holds {listed([repr(name) for name in wrong])}, which cannot name a "
+            "split (lower-case letters, digits, `_`). Rename them, or choose another column."
+        )
     found: dict[str, int] = {}
     for name, rows in sorted(counts.items()):
         split = name if name.strip() else layout.split_name

@@ -142,8 +142,10 @@ def _ids(column: pa.Array, name: str, uri: str) -> tuple[pa.Array, NDArray[np.bo
         whole = pc.and_(pc.equal(column, pc.floor(column)), pc.less(pc.abs(column), LARGEST_WHOLE_FLOAT))
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
         if not pc.all(pc.if_else(column.is_null(), True, whole)).as_py():
-            message = f"Column {name!r} of {uri} holds numbers that are not whole or pass 2^53, so they cannot name scenes. Name another column as `source.id`."
-            raise InputError(message)
+            raise InputError(
+                f"Column {name!r} of {uri} holds numbers that are not whole or pass 2^53, so they cannot name scenes. "
+                "Name another column as `source.id`."
+            )
         column = column.cast(pa.int64())
     if pa.types.is_integer(column.type):
         return column.cast(pa.large_string()), None

@@ -31,7 +31,7 @@ class Table(Source):
     """A table of captions and the names of its columns."""
 
     text: str = ""
-    "Caption columns, commas between, each `column` or `column:role`; lists of texts are allowed. Empty: guessed by name."
+    "Caption columns, commas between, each `column` or `column:role`, texts or lists of texts. Empty: guessed by name."
     id: str = ""
     "Column that names the scene of a row. Empty: each row is a scene, named `<file>#<row>`."
     image: str = ""
@@ -53,8 +53,10 @@ class Table(Source):
 
     def __post_init__(self) -> None:
         if self.delimiter and (len(self.delimiter) > 1 or not self.delimiter.isascii() or self.delimiter in '\n\r"'):
-            message = f"The option source.delimiter={self.delimiter!r} is not one ASCII character, or is a quote or a line end."
-            raise ConfigError(message)
+            raise ConfigError(
+                f"The option source.delimiter={self.delimiter!r} is not one ASCII character, or is a quote or a line "
+                "end."
+            )
         if self.unique and not self.id:
             message = (
                 "The option source.unique=true needs source.id: rows without an id column are scenes of their own."
@@ -76,15 +78,20 @@ class Table(Source):
         """Footers of parquet; one pass over CSV and JSON lines. Raises InputError for a wrong column or type."""
         files = sorted((i for i in inputs if _end(i) in PARQUET_ENDS + CSV_ENDS + JSON_ENDS), key=lambda i: i.uri)
         if not files:
-            message = f"None of the inputs is a table by its name ({listed([i.uri for i in inputs])}). Tables end in {', '.join(PARQUET_ENDS + CSV_ENDS + JSON_ENDS)}; the last four may be gzipped (.gz)."
-            raise InputError(message)
+            raise InputError(
+                f"None of the inputs is a table by its name ({listed([i.uri for i in inputs])}). "
+                f"Tables end in {', '.join(PARQUET_ENDS + CSV_ENDS + JSON_ENDS)}; the last four may be gzipped (.gz)."
+            )
         pieces: list[Piece] = []
         layouts: list[Layout] = []
         for source, table in zip(files, self._open(files), strict=True):
             layouts.append(layout := self._layout(table))
             if layout != layouts[0]:
-                message = f"The captions of {files[0].uri} are in {layouts[0].texts[0][0]!r}, those of {source.uri} in {layout.texts[0][0]!r}. Name one column with `--set source.text=<column>`, or ingest two datasets."
-                raise InputError(message)
+                raise InputError(
+                    f"The captions of {files[0].uri} are in {layouts[0].texts[0][0]!r}, those of {source.uri} in "
+                    f"{layout.texts[0][0]!r}. Name one column with `--set source.text=<column>`, or ingest two "
+                    "datasets."
+                )
             read = sum(piece.stop - piece.start for piece in pieces)
             pieces.extend(table.pieces(layout, None if limit is None else limit - read))
         return Survey(
@@ -99,7 +106,8 @@ class Table(Source):
         notes = []
         if not self.text:
             notes.append(
-                f"captions are taken from {layout.texts[0][0]!r}, a guess by its name; `--set source.text=<column>[:role]` decides"
+                f"captions are taken from {layout.texts[0][0]!r}, a guess by its name; "
+                "`--set source.text=<column>[:role]` decides"
             )
         if skipped:
             notes.append(f"{skipped} inputs are no tables by their names and are not read")

@@ -58,7 +58,7 @@ class Img2dataset(Source):
     split: str = ""
     "Split of all rows. Empty: by the name of the folder (`val/00000.tar`), else train."
     failed: str = "reject"
-    "Captions of pictures that were not fetched: `reject` them, `keep` them as scenes without picture, or `skip` them unread."
+    "Captions of pictures that were not fetched: `reject`, `keep` them as scenes without picture, or `skip` unread."
 
     name = "img2dataset"
     # One alt text, and up to two recaptions as in Recap-DataComp.
@@ -83,8 +83,10 @@ class Img2dataset(Source):
         named = [i for i in inputs if self.reads(i.uri.rsplit("/", 1)[-1])]
         found = img2dataset_shards.shards_of(placed(named, self.split))
         if not found:
-            message = f"None of the inputs is named as img2dataset names its output (`00000.tar`, `00000.parquet`, `00000_stats.json`): {listed([i.uri for i in inputs])}. Other tars are read by the source webdataset."
-            raise InputError(message)
+            raise InputError(
+                "None of the inputs is named as img2dataset names its output (`00000.tar`, `00000.parquet`, "
+                f"`00000_stats.json`): {listed([i.uri for i in inputs])}. Other tars are read by the source webdataset."
+            )
         pieces: list[Piece] = []
         seen: list[Shard] = []
         empty: list[Shard] = []
@@ -137,18 +139,24 @@ class Img2dataset(Source):
             return
         tar = next((shard for shard in found if not shard.is_parquet), None)
         if tar is None:
-            message = f"No parquet of {listed([shard.uri for shard in found])} has a column {missing[0]!r}.{nearest(missing[0], columns)} Their columns: {listed(columns)}."
-            raise InputError(message)
+            raise InputError(
+                f"No parquet of {listed([shard.uri for shard in found])} has a column "
+                f"{missing[0]!r}.{nearest(missing[0], columns)} Their columns: {listed(columns)}."
+            )
         peek = peek_at(tar, reading, limit)
         for name in missing:
             if name not in peek.fields and not any(s in peek.suffixes for s in (name, f"{name}.gz")):
                 known = sorted({*columns, *peek.fields, *peek.suffixes})
-                yield f"no parquet, and none of the first {peek.samples} samples of {tar.uri}, has `{name}`.{nearest(name, known)} There are: {listed(known)}"
+                yield (
+                    f"no parquet, and none of the first {peek.samples} samples of {tar.uri}, has "
+                    f"`{name}`.{nearest(name, known)} There are: {listed(known)}"
+                )
 
     def _failed_note(self, statuses: Counter[str], every: int) -> Iterator[str]:
         if failed := statuses.total():
             words = {
-                "reject": "their captions are rejects and count towards --max-reject-rate; `--set source.failed=skip` leaves them out",
+                "reject": "their captions are rejects and count towards --max-reject-rate; "
+                "`--set source.failed=skip` leaves them out",
                 "keep": "their captions are kept as scenes without picture",
                 "skip": "their captions are not read",
             }
@@ -216,7 +224,7 @@ def _rows(shard: Shard, piece: ShardPiece, reading: Reading) -> Iterator[tuple[R
 
 
 def _samples_at(shard: Shard, offsets: Ints | None, reading: Reading) -> list[tar_samples.Sample]:
-    """The samples that begin at these offsets, in their order. They are read in the order of the tar: seeks are slow."""
+    """The samples that begin at these offsets, in their order; read in the order of the tar, as seeks back are slow."""
     if offsets is None:
         raise InputError(f"A piece of {shard.uri} does not say where its samples are.")
     places = offsets[offsets >= 0]

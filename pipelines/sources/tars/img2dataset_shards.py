@@ -41,7 +41,7 @@ TAKEN_ROWS: Final = 4_096
 
 @dataclass(frozen=True, kw_only=True)
 class Shard(Tar):
-    """A tar, or a parquet with the pictures inside. sidecar: the metadata of a tar. stats decide no row, so not in `files`."""
+    """A tar, or a parquet with the pictures inside. sidecar: metadata of a tar. stats: decide no row, so no input."""
 
     sidecar: Input | None = None
     stats: Input | None = None
@@ -66,7 +66,8 @@ class Shard(Tar):
 class Attempts:
     """The rows of a shard, one for each picture that was to be fetched, in canonical order.
 
-    keys (R,). status (R,): `success`, or why there is no picture. numbers (R,): of the records. places (R,): rows of the metadata.
+    keys (R,). status (R,): `success`, or why there is no picture. numbers (R,): of the records. places (R,): rows in
+    the metadata.
     """
 
     keys: pa.LargeStringArray
@@ -84,8 +85,8 @@ class Attempts:
 class Outline:
     """What a shard holds. failed (R,): rows without picture, in canonical order. statuses: their counts.
 
-    columns: of its metadata. step: rows of one piece. offsets (R,): where the sample of a row begins in the tar, -1 where
-    there is none; None where one pass over the tar serves its only piece.
+    columns: of its metadata. step: rows of one piece. offsets (R,): where the sample of a row begins in the tar, -1
+    where there is none; None where one pass over the tar serves its only piece.
     """
 
     failed: NDArray[np.bool_]
@@ -123,7 +124,8 @@ def shards_of(inputs: Sequence[Tar]) -> list[Shard]:
         main = tar or parquet
         if main is None:
             raise InputError(
-                f"{part['stats'].uri} is there, but neither the tar nor the parquet of its shard. Name the folder that holds them."
+                f"{part['stats'].uri} is there, but neither the tar nor the parquet of its shard. "
+                "Name the folder that holds them."
             )
         found.append(
             Shard(
@@ -186,16 +188,20 @@ def _ordered(keys: pa.LargeStringArray, status: pa.LargeStringArray, shard: Shar
     legal = pc.match_substring_regex(names, rf"^[0-9]{{1,{KEY_DIGITS_MAX}}}\z")
     if pc.any(pc.invert(legal)).as_py():
         wrong = keys.filter(pc.invert(legal))[0].as_py()
-        message = f"{shard.uri} holds a sample {wrong!r}, but img2dataset's keys are numbers. Read it with the source webdataset."
-        raise InputError(message)
+        raise InputError(
+            f"{shard.uri} holds a sample {wrong!r}, but img2dataset's keys are numbers. "
+            "Read it with the source webdataset."
+        )
     numbers = np.asarray(names.cast(pa.int64()))
     places = np.argsort(numbers, kind="stable")
     numbers = numbers[places]
     twice = np.flatnonzero(numbers[1:] == numbers[:-1])
     if len(twice):
         key = keys[int(places[twice[0] + 1])].as_py()
-        message = f"The key {key} comes twice in {(shard.sidecar or shard).uri}. Two downloads were mixed; name the files of one."
-        raise InputError(message)
+        raise InputError(
+            f"The key {key} comes twice in {(shard.sidecar or shard).uri}. Two downloads were mixed; "
+            "name the files of one."
+        )
     order = pa.array(places)
     return Attempts(keys=keys.take(order), status=status.take(order), numbers=numbers, places=places)
 
@@ -228,8 +234,10 @@ def check_same(shard: Shard, *, fetched: pa.LargeStringArray, seen: pa.LargeStri
     hint = "They are of different runs, or one was cut short; fetch both again, or name the tars alone (`*.tar`)."
     lost = fetched.filter(pc.invert(pc.is_in(fetched, seen)))
     if len(lost):
-        message = f"{shard.uri} lacks {len(lost):,} of the {len(fetched):,} samples that {says} calls fetched, {pc.min(lost)} first. {hint}"
-        raise InputError(message)
+        raise InputError(
+            f"{shard.uri} lacks {len(lost):,} of the {len(fetched):,} samples that {says} calls fetched, "
+            f"{pc.min(lost)} first. {hint}"
+        )
     extra = seen.filter(pc.invert(pc.is_in(seen, fetched)))
     if len(extra):
         message = (
@@ -314,7 +322,8 @@ def _picture_column(shard: Input) -> str:
         if name in names:
             return name
     raise InputError(
-        f"{shard.uri} carries no pictures, and the tar beside it is not there. Name the folder that holds both; output of the formats `files` and `tfrecord` is not read, and captions alone are read by the source table."
+        f"{shard.uri} carries no pictures, and the tar beside it is not there. Name the folder that holds both; "
+        "output of the formats `files` and `tfrecord` is not read, and captions alone are read by the source table."
     )
 
 
@@ -323,8 +332,11 @@ def _checked_footer(metadata: Input) -> footers.Footer:
     footer = footers.footers([metadata])[0]
     for name in STATE_FIELDS[:2]:
         if name not in footer.schema.names or not arrow_columns.is_text(footer.schema.field(name).type):
-            message = f"{metadata.uri} is no metadata of img2dataset: it has no text column {name!r}. Its columns: {listed(footer.schema.names)}. Is it a list of URLs that was to be fetched? Leave it out."
-            raise InputError(message)
+            raise InputError(
+                f"{metadata.uri} is no metadata of img2dataset: it has no text column {name!r}. "
+                f"Its columns: {listed(footer.schema.names)}. Is it a list of URLs that was to be fetched? Leave it "
+                "out."
+            )
     return footer
 
 
@@ -348,17 +360,26 @@ def _check_stats(shard: Shard, count: int, statuses: Counter[str]) -> None:
         counted["count"] = count
     for name, number in counted.items():
         if stats.get(name) != number:
-            message = f"{shard.stats.uri} says {name} = {stats.get(name)!r}, but {(shard.sidecar or shard).uri} holds {number:,}. They are of different runs, or one was cut short; fetch both again, or leave the stats out."
-            raise InputError(message)
+            raise InputError(
+                f"{shard.stats.uri} says {name} = {stats.get(name)!r}, but {(shard.sidecar or shard).uri} holds "
+                f"{number:,}. They are of different runs, or one was cut short; "
+                "fetch both again, or leave the stats out."
+            )
 
 
 def notes(found: Sequence[Shard], empty: Sequence[Shard]) -> Iterator[str]:
     """Notes on missing files that are not needed. empty: shards in which no row has a picture."""
     alone = [shard.uri for shard in found if shard.metadata is None]
     if alone:
-        yield f"{len(alone)} of {len(found)} tars come without their parquet (absent, or not named), so rows that were not fetched are unknown: {listed(alone)}"
+        yield (
+            f"{len(alone)} of {len(found)} tars come without their parquet (absent, or not named), so rows that were "
+            f"not fetched are unknown: {listed(alone)}"
+        )
     unfinished = [shard.uri for shard in found if shard.stats is None]
     if unfinished:
-        yield f"{len(unfinished)} of {len(found)} shards have no stats, which img2dataset writes last; was it interrupted? {listed(unfinished)}"
+        yield (
+            f"{len(unfinished)} of {len(found)} shards have no stats, which img2dataset writes last; "
+            f"was it interrupted? {listed(unfinished)}"
+        )
     if empty:
         yield f"{len(empty)} of {len(found)} shards hold no picture: {listed([shard.uri for shard in empty])}"

@@ -1,7 +1,7 @@
 """Split and label of a tar by its path; the label names the samples that have no id of their own.
 
-Invariant: both depend on the name of the tar and of its folder, never on which folder above was named as input. A folder
-name that decides is part of the uri, and so of the version.
+Invariant: both depend on the name of the tar and of its folder, never on which folder above was named as input. A
+folder name that decides is part of the uri, and so of the version.
 """
 
 from __future__ import annotations
@@ -41,13 +41,16 @@ class Tar(Input):
     def fallback(self, key: str) -> str:
         """Id of a sample that names no picture. Raises InputError when it would name a sample of another tar too."""
         if self.label is None:
-            message = f"The sample {key!r} of {self.uri} names no picture (sha256, uid), and another input is named like this tar, so its name and the key would be one id for two scenes. Rename the tars, ingest them apart, or name the field of the id with `--set source.id=<field>`."
-            raise InputError(message)
+            raise InputError(
+                f"The sample {key!r} of {self.uri} names no picture (sha256, uid), and another input is named like "
+                "this tar, so its name and the key would be one id for two scenes. "
+                "Rename the tars, ingest them apart, or name the field of the id with `--set source.id=<field>`."
+            )
         return f"{self.label}#{key}"
 
 
 def placed(inputs: Sequence[Input], option: str) -> list[Tar]:
-    """The inputs by uri, each with its split (`option` if not empty) and label. Raises InputError for a name of two splits."""
+    """The inputs by uri, with split (`option` if given) and label. Raises InputError for a name of two splits."""
     places = [_Place.of(source) for source in inputs]
     times = Counter(place.label for place in places)
     # A tar directly in the input folder has a uri without that folder, although the folder may decide its split.
@@ -73,12 +76,15 @@ def split_notes(tars: Sequence[Tar], option: str) -> Iterator[str]:
     words = listed(
         [f"{name} {count:,}" for name, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))]
     )
-    yield f"splits are taken from the name of each tar, else of its folder, else train: {words}; `--set source.split=<name>` gives all one"
+    yield (
+        f"splits are taken from the name of each tar, else of its folder, else train: {words}; "
+        "`--set source.split=<name>` gives all one"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """Names of a file and its folder. by_name: splits in the file's name; by_folder: the folder's, where those are none."""
+    """Names of a file and its folder. by_name: splits in the file's name; by_folder: the folder's, if that is none."""
 
     folder: str
     name: str
@@ -107,6 +113,8 @@ class _Place:
     def split(self, source: Input) -> str:
         """Raises InputError for a name that holds several splits."""
         if len(self.by_name) > 1:
-            message = f"The name of {source.uri} says {' and '.join(sorted(self.by_name))}, so the split of its samples is not clear. Give all samples one with `--set source.split=<name>`, or rename the tar."
-            raise InputError(message)
+            raise InputError(
+                f"The name of {source.uri} says {' and '.join(sorted(self.by_name))}, so the split of its samples is "
+                "not clear. Give all samples one with `--set source.split=<name>`, or rename the tar."
+            )
         return next(iter(self.by_name), None) or self.by_folder or FALLBACK_SPLIT

@@ -1,9 +1,9 @@
 """Texts and the scene id of one sample of a tar, from its text members and its json.
 
-The json names the scene: by `sha256`, else by `url` where img2dataset wrote it (elsewhere it may be the address of a page
-with many pictures), else by `uid` in the form of DataComp (elsewhere it may be a user); in view tars of this project by
-`scene_key`. The key of a sample is the number of a row in one download (UCSC-VLAA/Recap-DataComp-1B#11), so it is used
-only together with the name of the tar, and only where the json names nothing.
+The json names the scene: by `sha256`, else by `url` where img2dataset wrote it (elsewhere it may be the address of a
+page with many pictures), else by `uid` in the form of DataComp (elsewhere it may be a user); in view tars of this
+project by `scene_key`. The key of a sample is the number of a row in one download (UCSC-VLAA/Recap-DataComp-1B#11), so
+it is used only together with the name of the tar, and only where the json names nothing.
 Invariant: a sample gives at least one text; without any, that is one absent text, which becomes a reject (A12).
 """
 
@@ -75,7 +75,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """The name of a scene. id: None when it is unknown. field: that holds it, or None. wrong: why its texts are rejects."""
+    """The name of a scene. id: None when unknown. field: that holds it, or None. wrong: why its texts are rejects."""
 
     id: str | None
     field: str | None
@@ -86,8 +86,8 @@ class Name:
 class Description:
     """What a sample says of its scene. id: None when it is unknown, which rejects its texts.
 
-    named_by: the field that holds the id, None when the id is the name of the tar and the key. sha256, url: of its json.
-    dataset: the goodviews dataset that its json names. fields: names in the json.
+    named_by: the field that holds the id, None when the id is the name of the tar and the key. sha256, url: of its
+    json. dataset: the goodviews dataset that its json names. fields: names in the json.
     """
 
     id: str | None

@@ -57,7 +57,7 @@ class TarPiece(Piece):
 
 @dataclass(frozen=True, kw_only=True)
 class _Scan:
-    """What the headers of a tar say. cuts: first sample and offset of each piece. first: its first sample with an id."""
+    """The headers of a tar. cuts: first sample and offset of each piece. first: its first sample with an id."""
 
     tar: Tar
     tally: tar_samples.Tally
@@ -67,7 +67,7 @@ class _Scan:
 
 @dataclass(kw_only=True)
 class Peek:
-    """What the first samples of a tar hold: samples by member, by json field, by what names them, by unread json field."""
+    """Counts of the first samples of a tar: by member, by json field, by what names them, by unread json field."""
 
     samples: int = 0
     suffixes: Counter[str] = field(default_factory=Counter)
@@ -94,7 +94,7 @@ class WebdatasetTars(Source):
     text: str = ""
     "Members or json fields, commas between, each `name` or `name:role`. Empty: `txt` members, else a known json field."
     id: str = ""
-    "Json field that names the scene, or `__key__`. Empty: sha256, img2dataset's url, or DataComp's uid of the json, else tar and key."
+    "Json field that names the scene, or `__key__`. Empty: sha256, img2dataset's url, DataComp's uid, else tar and key."
     split: str = ""
     "Split of all samples. Empty: by the name of the tar (`val-0001.tar`), else of its folder (`val`), else train."
 
@@ -117,15 +117,20 @@ class WebdatasetTars(Source):
         """
         files = placed([i for i in inputs if self.reads(i.uri)], self.split)
         if not files:
-            message = f"None of the inputs is a tar by its name: {listed([i.uri for i in inputs])}. Tars end in {', '.join(TAR_ENDS)}."
-            raise InputError(message)
+            raise InputError(
+                f"None of the inputs is a tar by its name: {listed([i.uri for i in inputs])}. "
+                f"Tars end in {', '.join(TAR_ENDS)}."
+            )
         reading = self._reading()
         scans = list(_scans(files, reading, limit))
         tally = sum((scan.tally for scan in scans), tar_samples.Tally())
         held = [scan for scan in scans if scan.tally.samples]
         if not held:
-            message = f"None of {listed([f.uri for f in files])} holds a sample ({_counts(tally.passed) if tally.passed else 'nothing at all'}). A sample is one file or more, each named `KEY.SUFFIX`. Check what was packed."
-            raise InputError(message)
+            raise InputError(
+                f"None of {listed([f.uri for f in files])} holds a sample "
+                f"({_counts(tally.passed) if tally.passed else 'nothing at all'}). "
+                "A sample is one file or more, each named `KEY.SUFFIX`. Check what was packed."
+            )
         self._check_names(held)
         _check_texts(reading, tally, files)
         dataset = held[0].first.dataset if held[0].first and not self.id else None
@@ -149,8 +154,11 @@ class WebdatasetTars(Source):
         """Raises InputError when an id would name scenes of several downloads, goodviews datasets or tars."""
         fetched = next((scan.first for scan in scans if scan.first and is_fetched(scan.first.fields)), None)
         if self.id == KEY and fetched:
-            message = f"The tars are img2dataset's, whose keys are the numbers of rows in one download, so source.id={KEY} would name other pictures after the next. Leave it out; the json holds {listed(sorted({*fetched.fields} & {*ID_FIELDS}))}."
-            raise InputError(message)
+            raise InputError(
+                f"The tars are img2dataset's, whose keys are the numbers of rows in one download, so source.id={KEY} "
+                "would name other pictures after the next. Leave it out; the json holds "
+                f"{listed(sorted({*fetched.fields} & {*ID_FIELDS}))}."
+            )
         if self.id:
             return
         of_dataset = {scan.first.dataset: scan.tar.uri for scan in reversed(scans) if scan.first}
@@ -193,8 +201,11 @@ class WebdatasetTars(Source):
 def check_id(id_: str) -> None:
     """Raises ConfigError for `key`: joining on the number of a row in one download is refused (A3)."""
     if id_ == "key":
-        message = f"The option source.id='key' is the number of a row in one img2dataset download; another download of the same list has other keys. Leave it out (the id is then {', '.join(ID_FIELDS)}), or write `{KEY}` if you chose the names in the tar yourself."
-        raise ConfigError(message)
+        raise ConfigError(
+            "The option source.id='key' is the number of a row in one img2dataset download; "
+            f"another download of the same list has other keys. Leave it out (the id is then {', '.join(ID_FIELDS)}), "
+            f"or write `{KEY}` if you chose the names in the tar yourself."
+        )
 
 
 def _no_fallback(key: str) -> str:
@@ -265,11 +276,15 @@ def _check_texts(reading: Reading, tally: tar_samples.Tally, files: Sequence[Inp
     present = [name for name, _ in reading.texts if name in tally.suffixes or f"{name}.gz" in tally.suffixes]
     found = f"Members by suffix: {_counts(tally.suffixes)}."
     if not any(map(reading.is_text, tally.suffixes)):
-        message = f"None of the {tally.samples:,} samples of {listed([f.uri for f in files])} has a text or a json, so there is no caption. {found} Name a text member with `--set source.text=<suffix>`."
-        raise InputError(message)
+        raise InputError(
+            f"None of the {tally.samples:,} samples of {listed([f.uri for f in files])} has a text or a json, so there "
+            f"is no caption. {found} Name a text member with `--set source.text=<suffix>`."
+        )
     if lacking := [name for name, _ in reading.texts if name not in present]:
-        message = f"No sample of {listed([f.uri for f in files])} has a member `{lacking[0]}`, and none has a json.{nearest(lacking[0], tally.suffixes)} {found}"
-        raise InputError(message)
+        raise InputError(
+            f"No sample of {listed([f.uri for f in files])} has a member `{lacking[0]}`, and none has a "
+            f"json.{nearest(lacking[0], tally.suffixes)} {found}"
+        )
 
 
 def _meanings(tally: tar_samples.Tally, reading: Reading, peek: Peek) -> dict[str, str]:
@@ -296,17 +311,30 @@ def _notes(tally: tar_samples.Tally, reading: Reading, peek: Peek) -> Iterator[s
     if tally.passed:
         yield f"entries that belong to no sample are passed over: {_counts(tally.passed)}"
     if is_fetched(peek.fields):
-        yield "the tars are img2dataset's; the source `img2dataset` reads them with their parquet, which also names what was not fetched"
+        yield (
+            "the tars are img2dataset's; the source `img2dataset` reads them with their parquet, which also names "
+            "what was not fetched"
+        )
     named = [reading.id] if reading.id not in ("", KEY) else []
     for name in [*named, *(name for name, _ in reading.texts)]:
         if name not in tally.suffixes and f"{name}.gz" not in tally.suffixes and name not in peek.fields:
-            yield f"none of the first {peek.samples} samples has a member or json field `{name}` (fields: {listed(sorted(peek.fields))})"
+            yield (
+                f"none of the first {peek.samples} samples has a member or json field `{name}` (fields: "
+                f"{listed(sorted(peek.fields))})"
+            )
     for name, count in peek.unread.items():
         members = sorted(filter(reading.is_text, tally.suffixes))
-        yield f"{count} of the first {peek.samples} samples have a text member and other texts in their json's `{name}`, which is not read; `--set source.text={','.join([*members, name])}` reads both"
+        yield (
+            f"{count} of the first {peek.samples} samples have a text member and other texts in their json's `{name}`, "
+            f"which is not read; `--set source.text={','.join([*members, name])}` reads both"
+        )
     if peek.named[None]:
         uid = " (`uid` counts only as the 32 hex digits of DataComp; `--set source.id=uid` names them by it)"
-        yield f"{peek.named[None]} of the first {peek.samples} samples name no picture (sha256, uid), so scenes are named by tar and key{uid if 'uid' in peek.fields else ''}; `--set source.id={KEY}` names them by key alone, if keys are your own"
+        yield (
+            f"{peek.named[None]} of the first {peek.samples} samples name no picture (sha256, uid), so scenes are "
+            f"named by tar and key{uid if 'uid' in peek.fields else ''}; `--set source.id={KEY}` names them by key "
+            "alone, if keys are your own"
+        )
 
 
 def _skipped(inputs: Sequence[Input], files: Sequence[Tar], empty: Sequence[Tar]) -> Iterator[str]:

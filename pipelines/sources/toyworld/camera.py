@@ -1,7 +1,6 @@
-"""The camera of the toy world: how a state becomes a small picture.
+"""The camera of the toy world: a state becomes a small picture.
 
-Owns: layout, light, noise and the encoding. Where things stand exactly, the light, the texture and the camera are the nuisance: they depend
-on the draw, never on what a writer says. Does not own: things (`toy_shapes`), backgrounds (`toy_places`), states.
+Exact positions, light, texture and exposure are the nuisance: they depend on the draws, never on the captions.
 Invariant: everything in the state can be seen; the bytes are a function of state, draws and the version of Pillow.
 """
 
@@ -18,7 +17,7 @@ from PIL import Image, ImageDraw
 
 from infra.seeds import mix
 from pipelines.sources.toyworld.draws import Dice
-from pipelines.sources.toyworld.places import LIGHT, Canvas, draw_heaven, draw_place, draw_rain, sky_image
+from pipelines.sources.toyworld.places import LIGHT, Canvas, draw_place, draw_rain, draw_sky, sky_image
 from pipelines.sources.toyworld.shapes import RGB, Pen, draw_thing, shade
 from pipelines.sources.toyworld.states import State, Thing
 
@@ -26,7 +25,7 @@ DRAWS: Final = 256
 """Draws that one picture may take; rain over a meadow with three groups takes the most, about 190."""
 
 OVERSAMPLING: Final = 4
-"""Drawn so many times as large and reduced, since Pillow draws without smoothing."""
+"""A picture is drawn this many times larger and reduced, since Pillow draws without smoothing."""
 
 JPEG_QUALITY: Final = 90
 
@@ -57,7 +56,7 @@ def picture(state: State, dice: Dice, *, px: int, grain: int) -> bytes:
     brightness = 1.0 + dice.spread(0.08)
     light = [gain * brightness * (1.0 + dice.spread(0.03)) for gain in LIGHT[state.sky]]
     canvas = Canvas(draw=draw, side=side, horizon=horizon, light=light, dice=dice)
-    draw_heaven(canvas, state.sky)
+    draw_sky(canvas, state.sky)
     ground = shade(draw_place(canvas, state.place), light)
     for spot in sorted(_spots(state, dice), key=lambda s: s.base):
         if not spot.floats:
@@ -96,7 +95,7 @@ def _unit(thing: Thing, crowd: float, dice: Dice) -> float:
 
 
 def _group(thing: Thing, x: float, base: float, unit: float, dice: Dice, *, floats: bool = False) -> list[_Spot]:
-    """One; two side by side; three as a triangle with one behind. Moved so far inwards that none is cut."""
+    """One thing, two side by side, or three as a triangle; moved inwards so that none is cut by the border."""
     offsets: Mapping[int, Sequence[tuple[float, float]]] = {
         1: ((0.0, 0.0),),
         2: ((-0.56, 0.0), (0.56, 0.0)),

@@ -1,6 +1,6 @@
-"""The dice of the toy world: numbers in [0, 1) that depend on (seed, stage, scene) and on nothing else.
+"""Random draws of the toy world: numbers in [0, 1) that depend on (seed, stage, scene) alone.
 
-Owns: draws by counter, so that any scene can be drawn alone, in any order. Does not own: what is drawn.
+Draws are indexed by a counter, so any scene can be drawn alone, in any order.
 Invariant: 64-bit integer arithmetic only (`infra.seeds`), so a draw is the same on every machine and library version.
 """
 

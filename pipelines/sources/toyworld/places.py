@@ -1,7 +1,6 @@
-"""Skies and places of the toy world: what is behind the things.
+"""Skies and places of the toy world: the background behind the things.
 
-Owns: how each sky and place looks, and its texture. Does not own: things (`toy_shapes`), layout (`toy_pictures`).
-Invariant: places and skies are told apart by colour and by form; where a tree, a cloud or a star is, is nuisance.
+Invariant: places and skies differ in colour and in form; the positions of trees, clouds and stars are nuisance.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ def sky_image(sky: str, side: int, horizon: float) -> Image.Image:
     return Image.fromarray(np.repeat(rows[:, None, :], side, axis=1))
 
 
-def draw_heaven(canvas: Canvas, sky: str) -> None:
+def draw_sky(canvas: Canvas, sky: str) -> None:
     """Sun, moon and stars, or clouds."""
     dice = canvas.dice
     x, y, r = 0.15 + 0.7 * dice.roll(), 0.13 + dice.spread(0.04), 0.09 + dice.spread(0.015)

@@ -1,7 +1,7 @@
-"""How each kind of thing looks: a list of simple shapes in a unit square, in colours relative to the thing's own.
+"""The looks of each kind of thing: simple shapes in a unit square, in colours relative to the thing's own.
 
-Owns: shapes and colours of things. Does not own: where they stand. Invariant: every kind fills its square from top to base, so that
-large and small mean the same for all; a shape that shows the colour has an outline, so that white is seen on snow.
+Invariant: every kind fills its square from top to base, so that sizes mean the same for all; a shape in the thing's
+colour has an outline, so that white is seen on snow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The built-in toy world, which needs no download: scenes drawn from a seed, with captions and small pictures.
 
-It can test the claim of the paper: captions and picture of a scene share its state, which is recorded in `RECORDS.state`;
-writer and camera are the nuisance.
+It can test the claim of the paper: captions and picture of a scene share its state, which is recorded in
+`RECORDS.state`; writer and camera are the nuisance.
 Invariant: a scene is a function of (seed, number, options), whatever the piece in which it is read.
 """
 
@@ -72,8 +72,10 @@ class Toyworld(Source):
             if not low <= getattr(self, option) <= high:
                 raise ConfigError(f"The option source.{option}={getattr(self, option)} is not in {low:,} to {high:,}.")
         if min(self.val, self.test) < 0 or self.val + self.test > 1 or not 0 <= self.defects <= 1:
-            message = f"The options source.val={self.val}, source.test={self.test}, source.defects={self.defects} are shares: none below 0, and val + test at most 1."
-            raise ConfigError(message)
+            raise ConfigError(
+                f"The options source.val={self.val}, source.test={self.test}, source.defects={self.defects} are "
+                "shares: none below 0, and val + test at most 1."
+            )
 
     @property
     def writers(self) -> Mapping[str, str]:
@@ -135,7 +137,7 @@ class Toyworld(Source):
         return np.where(draws_N < self.test, 2, np.where(draws_N < self.test + self.val, 1, 0))
 
     def writers_of(self, numbers_N: NDArray[np.int64], slot: int) -> NDArray[np.int64]:
-        """(N,) places in `writers.WRITERS` of the writers of each scene at the slot; 12 slots have 12 different ones."""
+        """(N,) places in `writers.WRITERS` of the writer of each scene at the slot; 12 slots have 12 writers."""
         draws_NW = uniforms(self.seed, "toyworld.writers", numbers_N, len(writers.WRITERS))
         return np.argsort(draws_NW, axis=1, kind="stable")[:, slot % len(writers.WRITERS)]
 

@@ -1,6 +1,5 @@
-"""What can be the case in the toy world: one to three groups of things, where they stand, a place and a sky.
+"""States of the toy world: one to three groups of things, their relations, a place and a sky.
 
-Owns: the vocabulary of states and how they are drawn. Does not own: how a state is told (`toy_writers`) or shown (`toy_pictures`).
 Invariant: a state holds everything that captions and pictures of a scene have in common, and nothing else.
 There are 12 x 8 x 2 x 3 x 32 = 18,432 states of one group and some 10^7 of two, so scenes rarely repeat.
 """
@@ -16,20 +15,7 @@ from numpy.typing import NDArray
 
 from pipelines.sources.toyworld.draws import Dice, uniforms
 
-KINDS: Final = (
-    "dog",
-    "cat",
-    "duck",
-    "rabbit",
-    "car",
-    "bus",
-    "boat",
-    "ball",
-    "balloon",
-    "tent",
-    "umbrella",
-    "robot",
-)
+KINDS: Final = ("dog", "cat", "duck", "rabbit", "car", "bus", "boat", "ball", "balloon", "tent", "umbrella", "robot")
 COLOURS: Final = ("red", "orange", "yellow", "green", "blue", "purple", "white", "black")
 SIZES: Final = ("large", "small")
 PLACES: Final = ("meadow", "beach", "desert", "snow", "street", "forest", "mountains", "farm")
@@ -59,7 +45,7 @@ class State:
     things: tuple[Thing, ...]
 
     def to_json(self) -> str:
-        """JSON with sorted keys (the fields are declared in that order, as orjson does not sort those of a dataclass)."""
+        """JSON with sorted keys: orjson does not sort those of a dataclass, so the fields are declared in order."""
         return orjson.dumps(self).decode()
 
 
@@ -75,7 +61,7 @@ def _draw(dice: Dice) -> State:
     for group in range(groups):
         kind = dice.pick(kinds)
         kinds.remove(kind)
-        # The first group is what the scene is about; the others stay small in number, so that all can be seen.
+        # The first group is the subject of the scene; the others have at most two things, so that all can be seen.
         count = dice.pick((1, 1, 1, 2, 2, 3) if group == 0 else (1, 1, 1, 2))
         things.append(Thing(kind=kind, colour=dice.pick(COLOURS), size=dice.pick(SIZES), count=count))
     free, relations = list(RELATIONS), []

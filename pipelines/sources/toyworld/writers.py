@@ -1,8 +1,7 @@
-"""The writers of the toy world: how a state becomes a sentence.
+"""The writers of the toy world: a state becomes a caption.
 
-Owns: wording. Who writes, which words he likes, what he leaves out and his slips of the pen are the nuisance: they depend on writer and
-draw, never on the state. Does not own: states, defects (`toyworld`).
-Invariant: what a caption says of its scene is true, but for what `toyworld` breaks on purpose.
+Preferred words, omissions and typing errors are the nuisance: they depend on writer and draws, never on the state.
+Invariant: every statement of a caption is true of its scene, before `source` damages some captions on purpose.
 """
 
 from __future__ import annotations
@@ -175,7 +174,7 @@ WRITERS: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Telling:
+class _Phrases:
     """The phrases of one caption; absent ones are empty."""
 
     opening: str
@@ -224,21 +223,21 @@ class _Telling:
 
 def write(writer: Writer, state: State, dice: Dice) -> str:
     """A caption of the state by the writer."""
-    text = FRAMES[dice.pick(writer.frames)](_tell(writer, state, dice))
+    text = FRAMES[dice.pick(writer.frames)](_phrases(writer, state, dice))
     text = " ".join(text.split()).replace(" ,", ",").replace(" .", ".").rstrip(",.")
     if dice.chance(writer.slips):
         text = _slip(text, dice)
     return (text.lower() if writer.is_lower else _capitalised(text)) + writer.ending
 
 
-def _tell(writer: Writer, state: State, dice: Dice) -> _Telling:
-    told = [True, dice.chance(writer.second), dice.chance(writer.third)]
-    places = [place for place in range(len(state.things)) if told[place]]
+def _phrases(writer: Writer, state: State, dice: Dice) -> _Phrases:
+    mentioned = [True, dice.chance(writer.second), dice.chance(writer.third)]
+    places = [place for place in range(len(state.things)) if mentioned[place]]
     groups, nouns = zip(*(_group(writer, state.things[place], dice) for place in places), strict=True)
     first = state.things[0]
     related = [state.relations[place - 1] for place in places[1:]]
     has_place, has_sky = dice.chance(writer.place), dice.chance(writer.sky)
-    return _Telling(
+    return _Phrases(
         opening=dice.pick(writer.openings),
         groups=groups,
         nouns=nouns,
@@ -246,7 +245,7 @@ def _tell(writer: Writer, state: State, dice: Dice) -> _Telling:
         verb=_liked(writer, VERBS[first.kind], dice)[first.count > 1],
         relations=[_liked(writer, RELATION_WORDS[r], dice) if dice.chance(writer.relation) else None for r in related],
         besides=[_liked(writer, BESIDE[r], dice) if dice.chance(writer.relation) else "nearby" for r in related],
-        # A caption of one bare thing would say too little to be one.
+        # A caption of a single thing without its place would say too little.
         place=_liked(writer, PLACE_WORDS[state.place], dice) if has_place or len(places) == 1 else "",
         sky=_liked(writer, SKY_WORDS[state.sky], dice) if has_sky else "",
         sky_sentence=_liked(writer, SKY_SENTENCES[state.sky], dice) if has_sky else "",
@@ -271,47 +270,47 @@ def _liked(writer: Writer, words: Sequence[T], dice: Dice) -> T:
     return words[writer.taste % len(words)] if dice.chance(0.8) else dice.pick(words)
 
 
-def _there_is(t: _Telling) -> str:
+def _there_is(t: _Phrases) -> str:
     return f"there {'are' if t.leads_with_many else 'is'} {t.things} {t.place} {t.sky}"
 
 
-def _fragment(t: _Telling) -> str:
+def _fragment(t: _Phrases) -> str:
     return f"{t.opening}{t.things} {t.place} {t.sky}"
 
 
-def _clause(t: _Telling) -> str:
+def _clause(t: _Phrases) -> str:
     if len(t.groups) == 1 or t.relations[0] is None:
         return _clause_with(t)
     return f"{t.groups[0]} {t.verb} {t.relations[0][1]} {t.groups[1]} {t.place} {t.sky}{t.company(1)}"
 
 
-def _clause_with(t: _Telling) -> str:
+def _clause_with(t: _Phrases) -> str:
     return f"{t.groups[0]} {t.verb} {t.place} {t.sky}{t.company(0)}"
 
 
-def _place_first(t: _Telling) -> str:
+def _place_first(t: _Phrases) -> str:
     if not t.place:
         return _sky_first(t)
     return f"{t.place} {t.verb} {t.groups[0]} {t.sky}{t.company(0)}"
 
 
-def _sky_first(t: _Telling) -> str:
+def _sky_first(t: _Phrases) -> str:
     return f"{t.sky}, {t.groups[0]} {t.verb} {t.place}{t.company(0)}" if t.sky else _clause_with(t)
 
 
-def _sky_sentence(t: _Telling) -> str:
+def _sky_sentence(t: _Phrases) -> str:
     return f"{t.sky_sentence} and {_clause_with(replace(t, sky=''))}"
 
 
-def _tags(t: _Telling) -> str:
+def _tags(t: _Phrases) -> str:
     return ", ".join([*(group.removeprefix("a ").removeprefix("an ") for group in t.groups), t.place, t.sky])
 
 
-def _two_sentences(t: _Telling) -> str:
+def _two_sentences(t: _Phrases) -> str:
     return f"{t.opening}{t.things}." + (f" it is {t.place} {t.sky}" if t.place or t.sky else "")
 
 
-def _survey(t: _Telling) -> str:
+def _survey(t: _Phrases) -> str:
     text = f"there {'are' if t.are_many[0] else 'is'} {_listed(t.groups)} {t.place} {t.sky}"
     for noun, is_many, relation in zip(t.nouns[1:], t.are_many[1:], t.relations, strict=True):
         if relation:
@@ -319,7 +318,7 @@ def _survey(t: _Telling) -> str:
     return text
 
 
-FRAMES: Final[Mapping[str, Callable[[_Telling], str]]] = {
+FRAMES: Final[Mapping[str, Callable[[_Phrases], str]]] = {
     "there_is": _there_is,
     "fragment": _fragment,
     "clause": _clause,

@@ -37,6 +37,11 @@ def is_text_list(kind: pa.DataType) -> bool:
     return bool(listed) and is_text(kind.value_type)
 
 
+def is_texts(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds texts or lists of texts."""
+    return is_text(kind) or is_text_list(kind)
+
+
 def is_number(kind: pa.DataType) -> bool:
     """Whether a column of this type holds numbers (or nothing at all)."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind))

@@ -55,6 +55,11 @@ def encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text out of `parse` holds no surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def show(value: Any) -> bytes | None:
     """The JSON of a value, for the text of a reject; None where it is nested too deeply to be written."""
     try:
@@ -72,6 +77,13 @@ def text_of(value: Any, name: str) -> tuple[bytes | None, str | None]:
     if isinstance(value, str):
         return encode(value), None
     return show(value), f"malformed_record: {name} is {name_of(value)}, not a text"
+
+
+def text_in(value: Any, member: str, what: str) -> tuple[bytes | None, str | None]:
+    """`text_of` for the caption under `member` of an object; `what`: names the object in the reason of the reject."""
+    if isinstance(value, dict):
+        return text_of(value.get(member), "the caption")
+    return show(value), f"malformed_record: the {what} is {name_of(value)}, not an object"
 
 
 def name_of(value: Any) -> str:

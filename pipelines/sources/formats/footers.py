@@ -20,7 +20,7 @@ from infra import storage
 from infra.errors import InputError
 from pipelines.records import Input, Piece
 from pipelines.sources.formats.arrow_columns import BATCH_RECORDS
-from pipelines.sources.formats.names import listed, nearest
+from pipelines.sources.formats.names import listed, nearest, none_read
 
 PIECE_ROWS: Final = 131_072
 BATCH_BYTES: Final = 128 << 20
@@ -54,8 +54,7 @@ def parquet_inputs(inputs: Sequence[Input], source: str, hint: str) -> list[Inpu
     """The parquet files among the inputs of a source, by uri. Raises InputError when there is none."""
     files = sorted((file for file in inputs if file.uri.endswith(".parquet")), key=lambda file: file.uri)
     if not files:
-        found = listed([file.uri for file in inputs])
-        raise InputError(f"None of the inputs of {source} is parquet by its name: {found}. {hint}")
+        raise none_read(inputs, f"parquet of {source}", hint)
     return files
 
 
@@ -113,6 +112,13 @@ def column_type(footer: Footer, name: str) -> pa.DataType:
             "Rename one."
         )
     return footer.schema.field(places[0]).type
+
+
+def check_type(footer: Footer, name: str, fits: Callable[[pa.DataType], bool], wanted: str, hint: str) -> None:
+    """Raises InputError when the column is absent, there twice, or of a type that does not fit."""
+    kind = column_type(footer, name)
+    if not fits(kind):
+        raise InputError(f"Column {name!r} of {footer.input.uri} is {kind}, not {wanted}. {hint}")
 
 
 def limited(found: Sequence[Footer], limit: int | None) -> Iterator[tuple[Footer, int]]:

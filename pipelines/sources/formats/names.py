@@ -10,11 +10,15 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from infra.errors import InputError
+from pipelines.records import Input
+
 MOST_NAMED: Final = 12
 
 DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 
 _COCO_STEM = re.compile(r"(?:COCO_[a-z]+\d{4}_)?(\d{12})")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^#]*)")
 
 
@@ -36,6 +40,11 @@ def listed(names: Sequence[str]) -> str:
     return f"{shown} and {rest:,} more" if rest > 0 else shown
 
 
+def none_read(inputs: Sequence[Input], wanted: str, hint: str) -> InputError:
+    """The error for inputs of which none is what a source reads."""
+    return InputError(f"None of the inputs is {wanted} by its name: {listed([i.uri for i in inputs])}. {hint}")
+
+
 def base(uri: str) -> str:
     """The last component of a path, without `.gz`."""
     return uri.rsplit("/", 1)[-1].removesuffix(".gz")
@@ -49,6 +58,12 @@ def picture_id(path: str) -> str:
     stem = path.rsplit("/", 1)[-1].removesuffix(".jpg")
     coco = _COCO_STEM.fullmatch(stem)
     return str(int(coco[1])) if coco else stem
+
+
+def as_sha256(text: str) -> str | None:
+    """A sha256 in lower-case hex; None for any other text."""
+    lower = text.lower()
+    return lower if _SHA256.fullmatch(lower) else None
 
 
 def normalise_url(url: str) -> str:

@@ -140,10 +140,7 @@ def _next(file: IO[bytes], source: Input, at: int, last: Member | None, defaults
 
 
 def _member(
-    source: Input,
-    header: tarfile.TarInfo,
-    place: tuple[int, int],
-    extended: tuple[str | None, Mapping[str, str]],
+    source: Input, header: tarfile.TarInfo, place: tuple[int, int], extended: tuple[str | None, Mapping[str, str]]
 ) -> Member:
     (offset, start), (long_name, pax) = place, extended
     name = pax.get("path") or long_name or as_url(header.name.encode("utf-8", "surrogateescape"))

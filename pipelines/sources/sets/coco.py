@@ -16,7 +16,7 @@ from typing import Final
 from infra.errors import InputError
 from pipelines.records import Batch, Input, Piece, Source, Survey
 from pipelines.sources.formats.documents import load
-from pipelines.sources.formats.names import base, listed
+from pipelines.sources.formats.names import base, listed, none_read
 from pipelines.sources.formats.rows import Record, batches
 from pipelines.sources.options import check_choice, check_split
 from pipelines.sources.sets.coco_layouts import KARPATHY, Picture, dataset_of, layout_of, pictures
@@ -132,10 +132,7 @@ def _caption_files(inputs: Sequence[Input]) -> tuple[list[Input], list[str]]:
     known = [i for i in every if _CAPTION_FILE.fullmatch(base(i.uri))]
     files = known or every
     if not files:
-        raise InputError(
-            f"None of the inputs is JSON by its name: {listed([i.uri for i in inputs])}. "
-            "Name `captions_*.json` or Karpathy's `dataset_coco.json`."
-        )
+        raise none_read(inputs, "JSON", "Name `captions_*.json` or Karpathy's `dataset_coco.json`.")
     skipped = len(inputs) - len(files)
     return files, [f"{skipped} inputs are no caption files by their names and are not read"] if skipped else []
 

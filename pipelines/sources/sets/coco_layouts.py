@@ -15,7 +15,7 @@ from typing import Any, Final
 from catalog.schema import SPLIT_PATTERN
 from infra.errors import InputError
 from pipelines.sources.formats.arrow_columns import as_url
-from pipelines.sources.formats.documents import encode, name_of, show, text_of
+from pipelines.sources.formats.documents import encode, name_of, show, text_in, text_of
 from pipelines.sources.formats.names import listed, picture_id
 from pipelines.sources.formats.rows import Text
 
@@ -88,7 +88,7 @@ def _official(document: dict[str, Any], *, uri: str, split: str) -> Iterator[Pic
     seen: set[Any] = set()
     for place, annotation in enumerate(document["annotations"]):
         image = _id(annotation.get("image_id")) if isinstance(annotation, dict) else None
-        text, broken = _caption(annotation)
+        text, broken = text_in(annotation, "caption", "annotation")
         if image is None:
             broken = broken or "malformed_record: the annotation names no image"
         elif image not in known:
@@ -133,12 +133,6 @@ def _order(id_: Any, place: int) -> tuple[int, Any, int]:
     return (2, place, place) if id_ is None else (1, str(id_), place)
 
 
-def _caption(annotation: Any) -> tuple[bytes | None, str | None]:
-    if not isinstance(annotation, dict):
-        return show(annotation), f"malformed_record: the annotation is {name_of(annotation)}, not an object"
-    return text_of(annotation.get("caption"), "the caption")
-
-
 def _karpathy(image: Any, row: int, *, uri: str) -> Picture:
     if not isinstance(image, dict) or not isinstance(name := image.get("filename"), str):
         raise InputError(f"images[{row}] of {uri} has no `filename`, so its captions name no picture.")
@@ -150,11 +144,8 @@ def _karpathy(image: Any, row: int, *, uri: str) -> Picture:
         )
     found = []
     for place, sentence in enumerate(sentences):
-        if isinstance(sentence, dict):
-            found.append((_order(sentence.get("sentid"), place), *text_of(sentence.get("raw"), "the caption")))
-        else:
-            broken = f"malformed_record: the sentence is {name_of(sentence)}, not an object"
-            found.append((_order(None, place), show(sentence), broken))
+        id_ = sentence.get("sentid") if isinstance(sentence, dict) else None
+        found.append((_order(id_, place), *text_in(sentence, "raw", "sentence")))
     found.sort(key=lambda sentence: sentence[0])
     path = image.get("filepath")
     return Picture(

@@ -13,7 +13,6 @@ from typing import Final
 
 import pyarrow as pa
 
-from infra.errors import InputError
 from pipelines.records import Batch, Input, Piece
 from pipelines.sources.formats import arrow_columns, footers
 from pipelines.sources.formats.embedded_images import PICTURE_BATCH_BYTES, PICTURE_ROWS, is_picture, picture_columns
@@ -84,14 +83,9 @@ def _named(batch: pa.RecordBatch, split: Callable[[str | None, str | None], str]
 
 
 def _check(footer: footers.Footer, pictures: bool) -> None:
-    uri = footer.input.uri
-    kind = footers.column_type(footer, CAPTION)
-    if not arrow_columns.is_text_list(kind) and not arrow_columns.is_text(kind):
-        raise InputError(f"Column {CAPTION!r} of {uri} is {kind}, not a text or a list of texts. Is it Flickr30k?")
+    footers.check_type(footer, CAPTION, arrow_columns.is_texts, "a text or a list of texts", "Is it Flickr30k?")
     for name in (NAME, SPLIT):
-        if name == SPLIT and name not in footer.schema.names:
-            continue
-        if not arrow_columns.is_text(kind := footers.column_type(footer, name)):
-            raise InputError(f"Column {name!r} of {uri} is {kind}, not a text. Is it Flickr30k?")
-    if pictures and not is_picture(kind := footers.column_type(footer, PICTURE)):
-        raise InputError(f"Column {PICTURE!r} of {uri} is {kind}, and holds no pictures. Leave source.pictures out.")
+        if name == NAME or name in footer.schema.names:
+            footers.check_type(footer, name, arrow_columns.is_text, "a text", "Is it Flickr30k?")
+    if pictures:
+        footers.check_type(footer, PICTURE, is_picture, "a column of pictures", "Leave source.pictures out.")

@@ -13,7 +13,7 @@ from typing import Final
 
 from infra.errors import InputError
 from pipelines.records import Batch, Input, Piece, Source, Survey
-from pipelines.sources.formats.names import base, listed
+from pipelines.sources.formats.names import base, listed, none_read
 from pipelines.sources.formats.rows import Record, Text, batches
 from pipelines.sources.options import check_choice
 from pipelines.sources.sets.msrvtt_files import Clip, clips_of, is_annotation, is_list, listed_clips
@@ -186,12 +186,10 @@ def _shared_videos(clips: Mapping[tuple[str, str], int]) -> list[str]:
     """A note when test clips are cut from videos of train: the scenes are near-duplicates. clips: by (split, video)."""
     train = {video for split, video in clips if split == "train" and video}
     test = {video: count for (split, video), count in clips.items() if split == "test" and video}
-    shared = sum(count for video, count in test.items() if video in train)
+    shared, total = sum(count for video, count in test.items() if video in train), sum(test.values())
     if not shared:
         return []
-    return [
-        f"{shared:,} of {sum(test.values()):,} test clips are cut from a video that has train clips, so their scores flatter"
-    ]
+    return [f"{shared:,} of {total:,} test clips are cut from a video that has train clips, so their scores flatter"]
 
 
 def _chosen_files(inputs: Sequence[Input]) -> tuple[list[AnnotationFile], tuple[Input, ...], list[str]]:
@@ -200,10 +198,8 @@ def _chosen_files(inputs: Sequence[Input]) -> tuple[list[AnnotationFile], tuple[
     files = [source for source in every if is_annotation(base(source.uri))]
     lists = [source for source in every if is_list(base(source.uri))]
     if not files and not lists:
-        raise InputError(
-            f"None of the inputs is an annotation file of MSR-VTT by its name: {listed([i.uri for i in every])}. "
-            "Name `*videodatainfo.json`, `MSRVTT_data.json` or the zip that holds one."
-        )
+        hint = "Name `*videodatainfo.json`, `MSRVTT_data.json` or the zip that holds one."
+        raise none_read(every, "an annotation file of MSR-VTT", hint)
     if len(lists) > 1:
         raise InputError(
             f"{listed([source.uri for source in lists])} are lists of clips, and two would decide which are test. "

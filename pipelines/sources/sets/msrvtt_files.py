@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from catalog.schema import SPLIT_PATTERN
@@ -17,10 +17,11 @@ from infra.errors import InputError
 from pipelines.records import Input
 from pipelines.sources.formats.arrow_columns import as_url
 from pipelines.sources.formats.delimited import Malformed, encoded, read_csv
-from pipelines.sources.formats.documents import encode, load, name_of, show, text_of
+from pipelines.sources.formats.documents import encode, load, name_of, text_in
 from pipelines.sources.formats.lines import read_lines
 from pipelines.sources.formats.names import listed
 from pipelines.sources.formats.rows import MALFORMED_FIELD, Text
+from pipelines.sources.sets.coco_layouts import Picture
 
 LIST_COLUMNS: Final = ("video_id", "sentence")
 SEPARATORS: Final = (",", ";", "\t")
@@ -30,17 +31,13 @@ _CLIP = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clip:
-    """One record: `row` is its place in `videos`. An orphan is a sentence of a clip that is not listed."""
+class Clip(Picture):
+    """One record. row: its place in `videos`. uri: address of the clip. video: address of the whole video.
 
-    row: int
-    id: str | None
-    split: str
-    uri: str | None = None
-    "Address of the clip; `video`: of the whole video."
+    An orphan is a sentence of an unlisted clip.
+    """
+
     video: str | None = None
-    texts: list[Text] = field(default_factory=list)
-    is_orphan: bool = False
     is_of_list: bool = False
 
     @property
@@ -113,7 +110,7 @@ def _sentences(sentences: list[Any], known: set[str | None]) -> tuple[dict[str |
     orphans = []
     for place, sentence in enumerate(sentences):
         id_ = sentence.get("video_id") if isinstance(sentence, dict) else None
-        text, broken = _caption(sentence)
+        text, broken = text_in(sentence, "caption", "sentence")
         if id_ in known and isinstance(id_, str):
             number = sentence.get("sen_id")
             number = number if isinstance(number, int) and not isinstance(number, bool) else len(sentences) + place
@@ -123,12 +120,6 @@ def _sentences(sentences: list[Any], known: set[str | None]) -> tuple[dict[str |
             broken = f"missing_image: the sentence names the clip {id_!r}, which `videos` does not list"
         orphans.append(Clip(row=place, id=None, split="", texts=[("sentences", "human", text, broken)], is_orphan=True))
     return texts, orphans
-
-
-def _caption(sentence: Any) -> tuple[bytes | None, str | None]:
-    if not isinstance(sentence, dict):
-        return show(sentence), f"malformed_record: the sentence is {name_of(sentence)}, not an object"
-    return text_of(sentence.get("caption"), "the caption")
 
 
 def listed_clips(source: Input) -> dict[str, bytes]:

@@ -16,7 +16,7 @@ from infra.errors import InputError
 from pipelines.records import Batch, Input, Piece, Source, Survey
 from pipelines.sources.formats.arrow_columns import as_url
 from pipelines.sources.formats.lines import all_lines
-from pipelines.sources.formats.names import base, listed, picture_id
+from pipelines.sources.formats.names import base, listed, none_read, picture_id
 from pipelines.sources.formats.rows import Record, batches
 
 SPLITS: Final = {"train": "train", "val": "val", "test_2016": "test"}
@@ -60,10 +60,7 @@ class Multi30k(Source):
             if (match := _CAPTIONS.fullmatch(base(source.uri))) and match[1] in SPLITS:
                 captions.setdefault(match[1], {})[int(match[2])] = source
         if not captions:
-            raise InputError(
-                "None of the inputs is a caption file of Multi30k task 2, as `train.1.en.gz`. "
-                f"Found: {listed(sorted(base(i.uri) for i in inputs))}."
-            )
+            raise none_read(inputs, "a caption file of Multi30k task 2", "Name files such as `train.1.en.gz`.")
         pieces: list[Piece] = []
         seen: dict[str, str] = {}
         for file_split in sorted(captions, key=lambda name: lists[name].uri if name in lists else name):

@@ -98,9 +98,5 @@ class WebParquet(Source):
             lacks = " nor ".join(f"`{name}`" for name in self.ids)
             raise InputError(f"{uri} has neither {lacks}, so its rows name no picture. Its columns: {listed(known)}.")
         for name in (*texts, *ids, *(name for name in self.others if name in known)):
-            kind = footers.column_type(footer, name)
-            fits, wanted = arrow_columns.is_text(kind), "text"
-            if name in SIZES:
-                fits, wanted = arrow_columns.is_number(kind), "a number"
-            if not fits:
-                raise InputError(f"Column {name} of {uri} is {kind}, not {wanted}. Is it a file of {self.name}?")
+            fits, wanted = (arrow_columns.is_number, "a number") if name in SIZES else (arrow_columns.is_text, "a text")
+            footers.check_type(footer, name, fits, wanted, f"Is it a file of {self.name}?")

@@ -7,11 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from catalog.schema import SPLIT_PATTERN
 from infra.errors import InputError
 from pipelines.sources.formats.names import listed, nearest
 from pipelines.sources.options import FALLBACK_SPLIT, KNOWN_TEXTS
+
+MEANINGS: Final = {
+    "id": "scene id",
+    "image": "image uri",
+    "image_sha256": "image sha256",
+    "width": "image width",
+    "height": "image height",
+    "split": "split",
+}
+"""Field of a layout -> what its column becomes, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,22 +43,14 @@ class Layout:
     @property
     def names(self) -> list[str]:
         """All columns to read, each once."""
-        others = (self.id, self.image, self.image_sha256, self.width, self.height, self.split)
-        return list(dict.fromkeys([name for name, _ in self.texts] + [name for name in others if name is not None]))
+        return list(self.meanings)
 
     @property
     def meanings(self) -> Mapping[str, str]:
         """Column -> what it becomes, in words."""
-        words = {
-            self.id: "scene id",
-            self.image: "image uri",
-            self.image_sha256: "image sha256",
-            self.width: "image width",
-            self.height: "image height",
-            self.split: "split",
-        }
         found: dict[str, str] = {}
-        for name, meaning in (*((n, f"text:{role}") for n, role in self.texts), *words.items()):
+        others = ((getattr(self, field), meaning) for field, meaning in MEANINGS.items())
+        for name, meaning in (*((n, f"text:{role}") for n, role in self.texts), *others):
             if name is not None:
                 found[name] = f"{found[name]}, {meaning}" if name in found else meaning
         return found

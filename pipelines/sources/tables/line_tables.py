@@ -7,7 +7,6 @@ record. A cell is a text, a list of texts, an id or a number; a text of any othe
 from __future__ import annotations
 
 import itertools
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,15 +17,14 @@ from infra.errors import InputError
 from pipelines.records import Batch, Input, Piece
 from pipelines.sources.formats.arrow_columns import as_url
 from pipelines.sources.formats.delimited import Malformed, encoded, read_csv
-from pipelines.sources.formats.documents import encode, json_lines, name_of, text_of
+from pipelines.sources.formats.documents import encode, is_unicode, json_lines, name_of, text_of
+from pipelines.sources.formats.names import as_sha256
 from pipelines.sources.formats.rows import Record, Text, batches, malformed
 from pipelines.sources.tables import column_roles
 from pipelines.sources.tables.column_roles import Layout
 
 PEEKED_LINES: Final = 1_000
 """Lines of JSON that are read to learn which members there are."""
-
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +124,7 @@ def _record(row: int, cells: dict[str, Any], layout: Layout, uri: str) -> Record
             split = layout.split_name
     columns = {
         "image_uri": _uri(cells.get(layout.image or "")),
-        "image_sha256": _sha256(cells.get(layout.image_sha256 or "")),
+        "image_sha256": as_sha256(_name(cells.get(layout.image_sha256 or ""))),
         "width": _number(cells.get(layout.width or "")),
         "height": _number(cells.get(layout.height or "")),
     }
@@ -161,7 +159,7 @@ def _id(cell: Any, column: str) -> tuple[str | None, str | None]:
         return None, None
     if not isinstance(cell, str):
         return None, f"malformed_record: the scene id in `{column}` is {name_of(cell)}"
-    if any("\ud800" <= c <= "\udfff" for c in cell):
+    if not is_unicode(cell):
         return None, f"malformed_record: the scene id in `{column}` is not Unicode"
     return cell, None
 
@@ -175,11 +173,6 @@ def _name(cell: Any) -> str:
 def _uri(cell: Any) -> str | None:
     raw = encode(cell) if isinstance(cell, str) else cell
     return as_url(raw) if isinstance(raw, bytes) else None
-
-
-def _sha256(cell: Any) -> str | None:
-    lower = _name(cell).lower()
-    return lower if _SHA256.fullmatch(lower) else None
 
 
 def _number(cell: Any) -> int | None:

@@ -5,7 +5,7 @@ Schemas may differ between files in column order, nullability and all-null colum
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,30 +36,22 @@ class ParquetTable:
 
     def guessable(self) -> list[str]:
         """Columns that could hold captions: texts, or lists of texts."""
-        return [
-            f.name for f in self.footer.schema if arrow_columns.is_text(f.type) or arrow_columns.is_text_list(f.type)
-        ]
+        return [field.name for field in self.footer.schema if arrow_columns.is_texts(field.type)]
 
     def check(self, layout: Layout) -> None:
         """Raises InputError when a column is absent or has a type that its meaning does not allow."""
         column_roles.check_columns(layout, self.columns(), uri=self.footer.input.uri)
         for name, _ in layout.texts:
-            kind = footers.column_type(self.footer, name)
-            if not arrow_columns.is_text(kind) and not arrow_columns.is_text_list(kind):
-                raise self._wrong(name, kind, "a text or a list of texts", "Name a caption column.")
+            self._check(name, arrow_columns.is_texts, "a text or a list of texts", "Name a caption column.")
         for column in (layout.image, layout.image_sha256, layout.split):
-            if column is not None and not arrow_columns.is_text(kind := footers.column_type(self.footer, column)):
-                raise self._wrong(column, kind, "a text", "Pictures inside a table are not read.")
+            self._check(column, arrow_columns.is_text, "a text", "Pictures inside a table are not read.")
         for column in (layout.width, layout.height):
-            if column is not None and not arrow_columns.is_number(kind := footers.column_type(self.footer, column)):
-                raise self._wrong(column, kind, "a number", "Name a column of pixels.")
-        if layout.id is not None:
-            kind = footers.column_type(self.footer, layout.id)
-            if not arrow_columns.is_text(kind) and not arrow_columns.is_number(kind):
-                raise self._wrong(layout.id, kind, "a text or a whole number", "Name the column that names the scene.")
+            self._check(column, arrow_columns.is_number, "a number", "Name a column of pixels.")
+        self._check(layout.id, _can_be_id, "a text or a whole number", "Name the column that names the scene.")
 
-    def _wrong(self, name: str, kind: pa.DataType, wanted: str, way_out: str) -> InputError:
-        return InputError(f"Column {name!r} of {self.footer.input.uri} is {kind}, not {wanted}. {way_out}")
+    def _check(self, column: str | None, fits: Callable[[pa.DataType], bool], wanted: str, hint: str) -> None:
+        if column is not None:
+            footers.check_type(self.footer, column, fits, wanted, hint)
 
     def pieces(self, layout: Layout, limit: int | None) -> list[Piece]:
         """Ranges of rows along row groups; reads the split column when there is one."""
@@ -86,6 +78,10 @@ class ParquetTable:
         """The records of rows [start, stop)."""
         for first, rows in footers.read_rows(self.footer.input, start, stop, layout.names):
             yield _batch(rows, first, layout, self.footer.input)
+
+
+def _can_be_id(kind: pa.DataType) -> bool:
+    return arrow_columns.is_text(kind) or arrow_columns.is_number(kind)
 
 
 def _batch(rows: pa.RecordBatch, first: int, layout: Layout, source: Input) -> Batch:

@@ -13,7 +13,7 @@ from infra.errors import ConfigError, InputError
 from pipelines.records import Batch, Input, Piece, Source, Survey
 from pipelines.sources.formats import footers
 from pipelines.sources.formats.delimited import delimiter_of
-from pipelines.sources.formats.names import base, listed
+from pipelines.sources.formats.names import base, none_read
 from pipelines.sources.options import FALLBACK_SPLIT, guess_texts, parse_split, parse_texts
 from pipelines.sources.tables.column_roles import Layout
 from pipelines.sources.tables.line_tables import LineTable
@@ -78,10 +78,8 @@ class Table(Source):
         """Footers of parquet; one pass over CSV and JSON lines. Raises InputError for a wrong column or type."""
         files = sorted((i for i in inputs if _end(i) in PARQUET_ENDS + CSV_ENDS + JSON_ENDS), key=lambda i: i.uri)
         if not files:
-            raise InputError(
-                f"None of the inputs is a table by its name ({listed([i.uri for i in inputs])}). "
-                f"Tables end in {', '.join(PARQUET_ENDS + CSV_ENDS + JSON_ENDS)}; the last four may be gzipped (.gz)."
-            )
+            ends = ", ".join(PARQUET_ENDS + CSV_ENDS + JSON_ENDS)
+            raise none_read(inputs, "a table", f"Tables end in {ends}; the last four may be gzipped (.gz).")
         pieces: list[Piece] = []
         layouts: list[Layout] = []
         for source, table in zip(files, self._open(files), strict=True):

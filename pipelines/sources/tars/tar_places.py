@@ -19,14 +19,7 @@ from pipelines.records import Input
 from pipelines.sources.formats.names import listed
 from pipelines.sources.options import FALLBACK_SPLIT
 
-_SPLITS: Final = {
-    "train": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "dev": "val",
-    "test": "test",
-}
+_SPLITS: Final = {"train": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "test": "test"}
 _WORD: Final = re.compile(rf"({'|'.join(_SPLITS)})\d*")
 """`val`, `train2017`; no part of another word (`latest`, `trainset`)."""
 

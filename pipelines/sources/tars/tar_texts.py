@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from catalog.schema import DATASET_PATTERN, KEY_PATTERN, ROLES, read_back
-from pipelines.sources.formats.documents import NotJson, name_of, parse, text_of
+from pipelines.sources.formats.documents import NotJson, is_unicode, name_of, parse, text_of
 from pipelines.sources.formats.lines import MAX_LINE_BYTES
-from pipelines.sources.formats.names import normalise_url
+from pipelines.sources.formats.names import as_sha256, normalise_url
 from pipelines.sources.formats.rows import Text
 from pipelines.sources.formats.tar_samples import Sample
 from pipelines.sources.options import DEFAULT_ROLE, guess_texts
@@ -46,7 +46,6 @@ KEY: Final = "__key__"
 
 JSON_ENDS: Final = ("json", "json.gz")
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _UID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -141,7 +140,7 @@ def _description(document: Mapping[str, Any], name: Name, texts: list[Text], rea
         sha256=sha256_of(document),
         url=url_of(document),
         dataset=dataset_of(document),
-        fields=tuple(filter(_is_unicode, document)),
+        fields=tuple(filter(is_unicode, document)),
     )
 
 
@@ -213,26 +212,21 @@ def _named(value: Any, field: str) -> Name:
         return Name(str(value), field)
     if not isinstance(value, str):
         return Name(None, field, f"malformed_record: the scene id in `{field}` is {name_of(value)}; write it as text")
-    if _is_unicode(value):
+    if is_unicode(value):
         return Name(value, field)
     return Name(None, field, f"malformed_record: the scene id in `{field}` is not Unicode")
-
-
-def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def sha256_of(document: Mapping[str, Any]) -> str | None:
     """`sha256` in lower case; None where it is not 64 hex digits."""
     value = document.get("sha256")
-    lower = value.lower() if isinstance(value, str) else ""
-    return lower if _SHA256.fullmatch(lower) else None
+    return as_sha256(value) if isinstance(value, str) else None
 
 
 def url_of(document: Mapping[str, Any]) -> str | None:
     """`url`, normalised; None where there is none."""
     value = document.get("url")
-    if not isinstance(value, str) or not value.strip() or not _is_unicode(value):
+    if not isinstance(value, str) or not value.strip() or not is_unicode(value):
         return None
     return normalise_url(value)
 

@@ -19,7 +19,7 @@ from infra.errors import ConfigError, InputError
 from pipelines.records import Batch, Input, Piece, Source, Survey
 from pipelines.sources.formats import tar_samples
 from pipelines.sources.formats.embedded_images import WRITERS
-from pipelines.sources.formats.names import listed, nearest
+from pipelines.sources.formats.names import listed, nearest, none_read
 from pipelines.sources.formats.rows import Record, batches
 from pipelines.sources.formats.tar_members import open_headers, open_tar
 from pipelines.sources.options import check_split, guess_texts, parse_texts
@@ -117,10 +117,7 @@ class WebdatasetTars(Source):
         """
         files = placed([i for i in inputs if self.reads(i.uri)], self.split)
         if not files:
-            raise InputError(
-                f"None of the inputs is a tar by its name: {listed([i.uri for i in inputs])}. "
-                f"Tars end in {', '.join(TAR_ENDS)}."
-            )
+            raise none_read(inputs, "a tar", f"Tars end in {', '.join(TAR_ENDS)}.")
         reading = self._reading()
         scans = list(_scans(files, reading, limit))
         tally = sum((scan.tally for scan in scans), tar_samples.Tally())

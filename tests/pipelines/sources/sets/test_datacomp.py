@@ -53,8 +53,8 @@ def test_columns_may_be_absent_or_all_null(write_parquet: Any, read_whole: Any) 
     [
         (ROWS.drop_columns(["text"]), "has no column 'text'"),
         (ROWS.drop_columns(["sha256", "uid"]), "neither `sha256` nor `uid`"),
-        (ROWS.set_column(2, "text", pa.array([1, 2, 3, 4])), "Column text of a.parquet is int64, not text"),
-        (ROWS.set_column(3, "original_width", pa.array(["a"] * 4)), "Column original_width of a.parquet is string"),
+        (ROWS.set_column(2, "text", pa.array([1, 2, 3, 4])), "Column 'text' of a.parquet is int64, not a text"),
+        (ROWS.set_column(3, "original_width", pa.array(["a"] * 4)), "Column 'original_width' of a.parquet is string"),
     ],
 )
 def test_another_table_is_refused(table: pa.Table, message: str, write_parquet: Any, inputs: Any) -> None:

@@ -110,7 +110,7 @@ def test_a_limit_takes_the_first_rows_over_all_files(read_whole: Any, recap_file
         ({"caption": ["a"], "url": ["u"]}, "none of the text columns"),
         ({"org_captoin": ["a"], "url": ["u"]}, "Did you mean 'org_captoin'"),
         ({"org_caption": ["a"], "key": ["0"]}, "neither `sha256` nor `url`"),
-        ({"org_caption": [1], "url": ["u"]}, "Column org_caption of .* is int64, not text"),
+        ({"org_caption": [1], "url": ["u"]}, "Column 'org_caption' of .* is int64, not a text"),
     ],
 )
 def test_wrong_columns_are_refused_with_those_found(
@@ -122,7 +122,7 @@ def test_wrong_columns_are_refused_with_those_found(
 
 
 def test_inputs_without_parquet_are_refused(write_text: Any, inputs: Any) -> None:
-    with pytest.raises(InputError, match=r"is parquet by its name: README\.md"):
+    with pytest.raises(InputError, match=r"None of the inputs is parquet of recap-datacomp by its name: README\.md"):
         SOURCE.survey(inputs(write_text("README.md", b"#")), None)
 
 

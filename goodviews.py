@@ -194,6 +194,25 @@ class Workspace:
 
         return scene_batches(self.home, dataset, version or self._current(dataset), split)
 
+    def vectors(self, name: str, *, layer: int | None = None) -> tuple[list[str], npt.NDArray[np.float32]]:
+        """The scene keys (N) and the vectors (N, D) of an embedding set, in the order of its keys.
+
+        name: name or id. layer: None takes the last. A set of captions or images has a row each, so a key may repeat.
+        Raises InputError for an unknown set or layer, IntegrityError when a file is not what its manifest says.
+
+        >>> import goodviews as gv
+        >>> keys, vectors = gv.open(home).vectors("run:first/toyworld/train/scenes")
+        >>> len(set(keys)), vectors.shape
+        (39, (39, 32))
+        """
+        import numpy as np
+
+        from catalog.rows import embeddings
+
+        record = embeddings.find(self.home, name)
+        keys = embeddings.read_keys(self.home, record)["scene_key"].to_pylist()
+        return keys, np.asarray(embeddings.read_layer(self.home, record, layer), np.float32)
+
     def _current(self, dataset: str) -> str:
         rows = self.sql("SELECT dataset, version FROM datasets WHERE is_current ORDER BY dataset").to_pylist()
         versions = {str(row["dataset"]): str(row["version"]) for row in rows}

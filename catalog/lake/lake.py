@@ -189,7 +189,8 @@ def _connect(urls: Sequence[str], *loaded: str) -> Connection:
         "allow_unsigned_extensions": extensions.are_checked(names),
     }
     connection = duckdb.connect(config=config)
-    connection.execute("SET enable_progress_bar = false")
+    # A SET of it fails in a Jupyter kernel without ipywidgets.
+    connection.execute("PRAGMA disable_progress_bar")
     connection.execute("SET TimeZone = 'UTC'")
     # The default is `.tmp` in whatever folder the user stands in. DuckDB removes it at the end.
     connection.execute(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import duckdb
@@ -82,3 +84,22 @@ def test_what_is_not_there_is_named_at_once(home: str, tmp_path: Path) -> None:
     with pytest.raises(gv.UsageError, match="catalog"):
         gv.open("s3://bucket/home")
     assert repr(workspace) == f"goodviews.open({home!r})"
+
+
+IN_A_KERNEL = """
+import sys, types
+
+# What DuckDB takes for a Jupyter kernel.
+shell = types.SimpleNamespace(config={"IPKernelApp": {}})
+sys.modules["IPython"] = types.SimpleNamespace(get_ipython=lambda: shell)
+
+import goodviews as gv
+
+print(gv.open(sys.argv[1]).datasets.num_rows)
+"""
+
+
+def test_a_notebook_without_widgets_can_ask(home: str) -> None:
+    # DuckDB refuses to change its progress bar there, and with it every connection failed.
+    done = subprocess.run([sys.executable, "-c", IN_A_KERNEL, home], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr

@@ -58,6 +58,7 @@ def as_text(column: pa.Array) -> tuple[pa.Array, NDArray[np.bool_] | None]:
     Parquet does not promise UTF-8. Those rows are written as `as_url` does.
     """
     raw = as_bytes(column)
+    # Arrow validates a whole batch in one pass; Python looks at single rows only when that fails.
     try:
         return raw.cast(pa.large_string()), None
     except pa.ArrowInvalid:
@@ -100,6 +101,7 @@ def as_split(column: pa.Array, fallback: str) -> tuple[pa.Array, NDArray[np.bool
     encoded = pc.dictionary_encode(as_text(column)[0])
     names = encoded.dictionary.to_pylist()
     legal = np.array([*(SPLIT_PATTERN.fullmatch(name) is not None for name in names), False], np.bool_)
+    # Null rows get a code of their own behind the names; `legal` and `kept` have an entry for it.
     codes = pc.fill_null(encoded.indices, len(names)).to_numpy(zero_copy_only=False)
     kept = [name if ok else fallback for name, ok in zip([*names, fallback], legal, strict=True)]
     # Two names may now be one, and Arrow wants a dictionary without repeats.
@@ -149,8 +151,10 @@ def text_column(column: pa.Array, name: str, role: str) -> TextColumn:
         column = column.cast(pa.large_list(column.type.value_type))
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     absent = column.is_null().to_numpy(zero_copy_only=False)
+    # A null list shows as one absent text, so that it is accounted for; an empty list shows as none.
     shown = np.where(absent, 1, lengths)
     record = np.repeat(np.arange(rows, dtype=np.int64), shown)
+    # The place of each text inside its list: its place among all texts less that of the first text of its list.
     place = np.arange(len(record)) - np.repeat(np.cumsum(shown) - shown, shown)
     names = [name, *(f"{name}[{i}]" for i in range(int(lengths.max(initial=0))))]
     field = np.where(absent[record], 0, place + 1).astype(np.int32)

@@ -43,6 +43,7 @@ class _Feed:
         return line
 
     def give_back_all_but_first(self) -> bytes:
+        # A quote that is not closed takes all lines to the end of the file; only the first is malformed.
         first, *rest = self.taken
         self._again.extendleft(reversed(rest))
         return first.rstrip("\r\n").encode("latin-1")

@@ -157,7 +157,7 @@ def _whole_cuts(row_groups: Sequence[int]) -> Iterator[tuple[int, int]]:
             start = stop
         stop += size
         if size > PIECE_ROWS * 3 // 2:
-            parts = -(-size // PIECE_ROWS)
+            parts = -(-size // PIECE_ROWS)  # rounded up
             bounds = [start + size * i // parts for i in range(parts + 1)]
             yield from pairwise(bounds)
             start = stop
@@ -183,6 +183,7 @@ def read_rows(
                 groups.append(place)
             seen += size
         present = [name for name in columns if name in file.schema_arrow.names]
+        # Many tasks read at once, so Arrow's threads would only compete with them.
         batches = file.iter_batches(
             batch_size=_batch_rows(metadata, groups, batch_bytes), row_groups=groups, columns=present, use_threads=False
         )

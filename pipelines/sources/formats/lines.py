@@ -25,6 +25,7 @@ _BUFFER_BYTES: Final = 1 << 20
 def open_text(source: Input) -> Iterator[IO[bytes]]:
     """The file, decompressed when it is gzip. Raises InputError when it is missing or its gzip is cut short."""
     with storage.open_read(source.url) as file:
+        # The name is not trusted: `.gz` files are often unpacked by the download, and keep their name.
         is_gzip = file.read(2) == b"\x1f\x8b"
         file.seek(0)
         raw = cast(IO[bytes], gzip.GzipFile(fileobj=file)) if is_gzip else file

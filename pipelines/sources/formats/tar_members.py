@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import re
 import tarfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import IO, Final, cast
 
 from infra import storage
@@ -115,51 +115,58 @@ def payload(file: IO[bytes], source: Input, member: Member) -> bytes:
     return data
 
 
+@dataclass(kw_only=True)
+class _Headers:
+    """The headers before one member. offset: of the first. end: after the last. pax: fields of pax headers."""
+
+    offset: int
+    end: int
+    long_name: str | None = None
+    pax: dict[str, str] = field(default_factory=dict)
+
+
 def _next(file: IO[bytes], source: Input, at: int, last: Member | None, defaults: dict[str, str]) -> Member | None:
     """The entry whose headers begin at `at`; None at the end mark. defaults: fields of global pax headers, updated."""
-    first = at
-    pax: dict[str, str] = {}
-    long_name: str | None = None
+    found = _Headers(offset=at, end=at)
     while True:
-        header = _header(file, source, at, last)
+        header = _header(file, source, found.end, last)
         if header is None:
-            if at != first:
-                raise _damaged(source, first, f"a long name has no member; {_known(last)}")
+            if found.end != at:
+                raise _damaged(source, at, f"a long name has no member; {_known(last)}")
             return None
         if header.type not in _EXTENSIONS:
-            break
-        data = _extension(file, source, at, header.size)
+            found.end += BLOCK
+            found.pax = {**defaults, **found.pax}
+            return _member(source, header, found)
+        data = _extension(file, source, found.end, header.size)
         if header.type == tarfile.GNUTYPE_LONGNAME:
-            long_name = as_url(data.partition(b"\0")[0])
+            found.long_name = as_url(data.partition(b"\0")[0])
         elif header.type in _PAX:
-            pax.update(_records(data, source, at))
+            found.pax.update(_records(data, source, found.end))
         elif header.type == tarfile.XGLTYPE:
-            defaults.update(_records(data, source, at))
-        at += BLOCK + -(-header.size // BLOCK) * BLOCK
-    return _member(source, header, (first, at + BLOCK), (long_name, {**defaults, **pax}))
+            defaults.update(_records(data, source, found.end))
+        found.end += BLOCK + -(-header.size // BLOCK) * BLOCK
 
 
-def _member(
-    source: Input, header: tarfile.TarInfo, place: tuple[int, int], extended: tuple[str | None, Mapping[str, str]]
-) -> Member:
-    (offset, start), (long_name, pax) = place, extended
-    name = pax.get("path") or long_name or as_url(header.name.encode("utf-8", "surrogateescape"))
-    if header.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in pax):
+def _member(source: Input, header: tarfile.TarInfo, found: _Headers) -> Member:
+    # POSIX.1-2001: a pax field replaces that of the ustar header, which holds 100 bytes of name and sizes up to 8 GiB.
+    name = found.pax.get("path") or found.long_name or as_url(header.name.encode("utf-8", "surrogateescape"))
+    if header.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in found.pax):
         raise InputError(
-            f"The member {name!r} of {source.uri} (byte {offset:,}) is sparse, so its bytes are not those of the file. "
-            "Repack the tar without `--sparse`."
+            f"The member {name!r} of {source.uri} (byte {found.offset:,}) is sparse, so its bytes are not those of the "
+            "file. Repack the tar without `--sparse`."
         )
     size = header.size
-    if "size" in pax:
-        size = int(pax["size"]) if re.fullmatch(r"[0-9]{1,20}", pax["size"]) else -1
+    if "size" in found.pax:
+        size = int(found.pax["size"]) if re.fullmatch(r"[0-9]{1,20}", found.pax["size"]) else -1
     if not 0 <= size < MEMBER_BYTES_MAX:
-        raise _damaged(source, offset, f"the member {name!r} claims {size:,} bytes")
+        raise _damaged(source, found.offset, f"the member {name!r} claims {size:,} bytes")
     kind = _KINDS.get(header.type, DEVICE)
     if kind == FILE and name.endswith("/"):
-        kind = FOLDER
+        kind = FOLDER  # tars older than POSIX mark folders only so
     if kind != FILE and header.type in tarfile.SUPPORTED_TYPES:
-        size = 0  # by the standard no data follows a folder, a link or a device, whatever its size field says
-    return Member(name, kind, offset, start, size)
+        size = 0  # by the standard no data follows a folder, a link or a device, whatever its size field is
+    return Member(name, kind, found.offset, found.end, size)
 
 
 def _header(file: IO[bytes], source: Input, at: int, last: Member | None) -> tarfile.TarInfo | None:

@@ -95,10 +95,12 @@ def _official(document: dict[str, Any], *, uri: str, split: str) -> Iterator[Pic
             broken = (
                 f"missing_image: annotation {annotation.get('id')} names image {image}, which `images` does not list"
             )
-        elif (key := _order(annotation.get("id"), place))[:2] in seen:
-            broken = f"malformed_record: the annotation id {annotation.get('id')} stands twice"
         else:
-            seen.add(key[:2])
+            # Without the place, which is the last part: annotations without an id are never repeats.
+            key = _order(annotation.get("id"), place)[:2]
+            if key in seen:
+                broken = f"malformed_record: the annotation id {annotation.get('id')} stands twice"
+            seen.add(key)
         if image is None or image not in known:
             orphans.append(
                 Picture(row=place, id=None, split=split, texts=[("annotations", "human", text, broken)], is_orphan=True)

@@ -129,7 +129,8 @@ def _check(split: str, images: Input | None, captions: dict[int, Input], seen: d
         )
     pictures = _pictures(images)
     for source in captions.values():
-        if (lines := len(all_lines(source))) != len(pictures):
+        lines = len(all_lines(source))
+        if lines != len(pictures):
             raise InputError(
                 f"{source.uri} has {lines:,} lines and {images.uri} has {len(pictures):,}, so captions would go to the "
                 "wrong pictures. Fetch both files from one release."

@@ -120,14 +120,9 @@ class Wit(Source):
             yield Piece(input=source, start=start, stop=stop, scenes_by_split={FALLBACK_SPLIT: stop - start})
 
     def _check(self, footer: footers.Footer) -> None:
-        kind = footers.column_type(footer, TEXT)
-        if not arrow_columns.is_text(kind) and not arrow_columns.is_text_list(kind):
-            raise InputError(f"Column {TEXT!r} of {footer.input.uri} is {kind}, not a text or a list of texts.")
-        if not is_picture(kind := footers.column_type(footer, PICTURE)):
-            raise InputError(
-                f"Column {PICTURE!r} of {footer.input.uri} is {kind}, not pictures as struct<bytes, path>. "
-                "Is it the subset `wit_1024` of minhuh/prh?"
-            )
+        hint = "Is it the subset `wit_1024` of minhuh/prh?"
+        footers.check_type(footer, TEXT, arrow_columns.is_texts, "a text or a list of texts", hint)
+        footers.check_type(footer, PICTURE, is_picture, "pictures as struct<bytes, path>", hint)
 
     def _read_table(self, source: Input, start: int, stop: int) -> Iterator[Batch]:
         for first, rows in footers.read_rows(source, start, stop, [PICTURE, TEXT], batch_bytes=PICTURE_BATCH_BYTES):

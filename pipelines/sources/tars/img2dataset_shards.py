@@ -151,6 +151,7 @@ def outline(shard: Shard) -> Outline:
         rows = attempts(shard)
     if shard.is_parquet:
         _picture_column(shard)
+    # As many rows as hold about PIECE_BYTES, if samples are of equal size.
     step = max(1, -(-len(rows.keys) * tar_samples.PIECE_BYTES // max(1, storage.size(shard.url))))
     if not shard.is_parquet and offsets is None and step < len(rows.keys):
         offsets = _offsets(shard, rows)
@@ -184,6 +185,7 @@ def attempts(shard: Shard) -> Attempts:
 
 def _ordered(keys: pa.LargeStringArray, status: pa.LargeStringArray, shard: Shard) -> Attempts:
     """The rows by the numbers in their keys. Raises InputError for a key that is no number, or that comes twice."""
+    # Keys may have folders before the number, as `00000/000000012` in repacked tars.
     names = pc.replace_substring_regex(keys, "^.*/", "")
     legal = pc.match_substring_regex(names, rf"^[0-9]{{1,{KEY_DIGITS_MAX}}}\z")
     if pc.any(pc.invert(legal)).as_py():
@@ -285,12 +287,14 @@ class _InOrder:
 
     def taken(self, places: Ints) -> Iterator[pa.RecordBatch]:
         """Rows at any places, in their order."""
+        # The file is read once in its own order, and only the wanted rows are kept.
         order = np.argsort(places)
         ascending = places[order]
         taken = []
         for first, batch in footers.read_rows(self.metadata, int(ascending[0]), int(ascending[-1]) + 1, self.columns):
             inside = slice(*np.searchsorted(ascending, [first, first + batch.num_rows]).tolist())
             taken.append(self._cast(batch).take(pa.array(ascending[inside] - first)))
+        # The inverse permutation: the row that was read as number i belongs at order[i].
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
         whole = pa.Table.from_batches(taken).combine_chunks()

@@ -303,6 +303,7 @@ def _payload(sample: Sample, suffix: str) -> tuple[bytes | None, str | None]:
     if not suffix.endswith(".gz"):
         return data, None
     try:
+        # One byte more than is allowed shows that there is more, without unpacking a decompression bomb.
         plain = gzip.GzipFile(fileobj=io.BytesIO(data)).read(TEXT_BYTES_MAX + 1)
     except (OSError, EOFError, zlib.error) as error:
         return data, f"`{suffix}` is not whole gzip ({error})"

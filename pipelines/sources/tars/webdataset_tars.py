@@ -211,6 +211,7 @@ def _no_fallback(key: str) -> str:
 
 def _scans(files: Sequence[Tar], reading: Reading, limit: int | None) -> Iterator[_Scan]:
     """The scans in order, until `limit` samples were seen; the headers of later tars are not read."""
+    # With a limit, tars are scanned in small groups, so that those behind the limit are never opened.
     step = len(files) if limit is None else tar_samples.HEADER_THREADS
     left = limit
     with ThreadPoolExecutor(tar_samples.HEADER_THREADS) as threads:

@@ -58,6 +58,7 @@ def picture(state: State, dice: Dice, *, px: int, grain: int) -> bytes:
     canvas = Canvas(draw=draw, side=side, horizon=horizon, light=light, dice=dice)
     draw_sky(canvas, state.sky)
     ground = shade(draw_place(canvas, state.place), light)
+    # From back to front: what stands lower in the picture is nearer.
     for spot in sorted(_spots(state, dice), key=lambda s: s.base):
         if not spot.floats:
             _shadow(canvas, spot, ground)
@@ -118,6 +119,7 @@ def _shadow(canvas: Canvas, spot: _Spot, ground: RGB) -> None:
 
 def _exposed(pixels_HWC: NDArray[np.uint8], *, gain: float, noise: float, grain: int) -> NDArray[np.uint8]:
     """The picture with another exposure and, in each value, noise within +-noise of 255."""
+    # Eight bytes of noise from one mixed counter; little-endian, so that every machine has the same bytes.
     words = mix(np.arange(-(-pixels_HWC.size // 8), dtype=np.uint64) ^ np.uint64(grain))
     bytes_HWC = words.astype("<u8").view(np.uint8)[: pixels_HWC.size].reshape(pixels_HWC.shape)
     shaken = pixels_HWC * np.float32(gain) + (bytes_HWC - np.float32(127.5)) * np.float32(noise / 127.5)

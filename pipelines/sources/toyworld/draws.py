@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 def words(root: int, stage: str, numbers_N: NDArray[np.int64], count: int) -> U64:
     """(N, count) words of 64 random bits: row i belongs to number i alone."""
+    # The salt separates stages and seeds; mixing twice separates neighbouring numbers and neighbouring columns.
     salt = mix(np.full(1, derive(root, stage), np.uint64))
     rows_N = mix(numbers_N.astype(np.uint64) ^ salt)
     with np.errstate(over="ignore"):
@@ -28,6 +29,7 @@ def words(root: int, stage: str, numbers_N: NDArray[np.int64], count: int) -> U6
 
 def uniforms(root: int, stage: str, numbers_N: NDArray[np.int64], count: int) -> NDArray[np.float64]:
     """(N, count) draws in [0, 1), of 53 bits."""
+    # The upper 53 bits, as many as a float64 holds exactly: the division by 2^53 is exact.
     return (words(root, stage, numbers_N, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

@@ -133,11 +133,13 @@ class Toyworld(Source):
 
     def _splits(self, numbers_N: NDArray[np.int64]) -> NDArray[np.int64]:
         """(N,) places in SPLITS."""
+        # One draw a scene: a larger share of val takes scenes from train only, and never from test.
         draws_N = uniforms(self.seed, "toyworld.split", numbers_N, 1)[:, 0]
         return np.where(draws_N < self.test, 2, np.where(draws_N < self.test + self.val, 1, 0))
 
     def writers_of(self, numbers_N: NDArray[np.int64], slot: int) -> NDArray[np.int64]:
         """(N,) places in `writers.WRITERS` of the writer of each scene at the slot; 12 slots have 12 writers."""
+        # Sorting random draws gives each scene a random order of the writers.
         draws_NW = uniforms(self.seed, "toyworld.writers", numbers_N, len(writers.WRITERS))
         return np.argsort(draws_NW, axis=1, kind="stable")[:, slot % len(writers.WRITERS)]
 

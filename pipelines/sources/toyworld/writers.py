@@ -192,7 +192,7 @@ class _Phrases:
 
     @property
     def things(self) -> str:
-        """All groups in one phrase, with their relations where those are told."""
+        """All groups in one phrase, with their relations where those are mentioned."""
         first, *others = self.groups
         if not others:
             return first
@@ -210,7 +210,7 @@ class _Phrases:
         return phrase
 
     def company(self, known: int) -> str:
-        """`, with a ball on the left`: the groups after the first, those already told left out."""
+        """`, with a ball on the left`: the groups after the first, without those already mentioned."""
         others = [f"{g} {b}" for g, b in zip(self.groups[1:], self.besides, strict=True)][known:]
         return f", with {_listed(others)}" if others else ""
 

@@ -75,13 +75,13 @@ def launch(job: Job, cluster: Cluster) -> None:
 
 
 def _fit(job: Job, cluster: Cluster) -> None:
+    # In a notebook the import recommends widgets.
+    logging.getLogger("ray.widgets").setLevel(logging.WARNING)
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchConfig, TorchTrainer
 
     # It tells that local mode is local, which was asked for; what it warns of still shows.
     logging.getLogger("ray.train").setLevel(logging.WARNING)
-    # In a notebook it recommends widgets, for each training anew.
-    logging.getLogger("ray.widgets").setLevel(logging.WARNING)
     resources: dict[str, float] = {"CPU": cluster.cpus_per_worker, **({"GPU": 1.0} if cluster.use_gpu else {})}
     scaling = ScalingConfig(
         num_workers=cluster.num_workers,

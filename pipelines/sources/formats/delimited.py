@@ -68,8 +68,7 @@ def read_csv(source: Input, delimiter: str) -> tuple[list[str], Iterator[list[st
     names = [encoded(name).decode("utf-8", "backslashreplace") for name in first]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        message = f"{source.uri} names the column {twice[0]!r} twice, so it is not clear which is meant. Rename one."
-        raise InputError(message)
+        raise InputError(f"{source.uri} names the column {twice[0]!r} twice, so it is ambiguous. Rename one.")
     return names, _of_width(every, feed, len(names))
 
 
@@ -82,9 +81,7 @@ def _without_bom(source: Input) -> Iterator[bytes]:
     lines = read_lines(source)
     for line in lines:
         if line.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise InputError(
-                f"{source.uri} is UTF-16. Convert it to UTF-8, for example with `iconv -f utf-16 -t utf-8`."
-            )
+            raise InputError(f"{source.uri} is UTF-16. Convert it to UTF-8, with `iconv -f utf-16 -t utf-8`.")
         yield line.removeprefix(BOM)
         break
     yield from lines

@@ -106,8 +106,7 @@ def load(source: Input) -> Any:
         return parse(data)
     except NotJson as error:
         head = f"It begins with {data[:24]!r}." if data else "It is empty."
-        message = f"{source.uri} is not JSON: {error}. {head} Was the download cut short? Fetch it again."
-        raise InputError(message) from error
+        raise InputError(f"{source.uri} is not JSON: {error}. {head} Was it cut short? Fetch it again.") from error
 
 
 def json_lines(source: Input) -> Iterator[tuple[int, bytes, dict[str, Any] | str]]:

@@ -20,19 +20,12 @@ from infra import storage
 from infra.errors import InputError
 from pipelines.records import Input, Piece
 from pipelines.sources.formats.arrow_columns import BATCH_RECORDS
+from pipelines.sources.formats.lines import kind_of
 from pipelines.sources.formats.names import listed, nearest, none_read
 
 PIECE_ROWS: Final = 131_072
 BATCH_BYTES: Final = 128 << 20
 FOOTER_THREADS: Final = 16
-
-_BEGINNINGS: Final = (
-    (b"version https://git-lfs", "a Git LFS pointer, not the file; run `git lfs pull`"),
-    (b"<", "an HTML or XML page, as a failed download leaves it; download the file again"),
-    (b"\x1f\x8b", "gzip; decompress it first"),
-    (b"PAR1", "parquet without its end: the download or the copy was cut short; fetch the file again"),
-    (b"PK", "a zip archive; unpack it first"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +73,14 @@ def _what_it_is(source: Input, error: Exception) -> str:
     if size == 0:
         return "it is empty (0 bytes), as a full disk leaves it; fetch the file again"
     head = storage.read_range(source.url, 0, min(size, 64))
-    for beginning, words in _BEGINNINGS:
-        if head.startswith(beginning):
-            return f"it is {words}"
-    return f"it begins with {head[:8]!r} ({str(error).splitlines()[0]}); name parquet files only"
+    kind = kind_of(head)
+    if kind == "parquet":
+        return "it is parquet without its end: the download or the copy was cut short; fetch the file again"
+    return (
+        f"it is {kind}"
+        if kind
+        else f"it begins with {head[:8]!r} ({str(error).splitlines()[0]}); name parquet files only"
+    )
 
 
 def footers(inputs: Sequence[Input]) -> list[Footer]:
@@ -108,8 +105,7 @@ def column_type(footer: Footer, name: str) -> pa.DataType:
         raise InputError(message)
     if len(places) > 1:
         raise InputError(
-            f"{footer.input.uri} has {len(places)} columns named {name!r}, so it is not clear which is meant. "
-            "Rename one."
+            f"{footer.input.uri} has {len(places)} columns named {name!r}, which is ambiguous. Rename one."
         )
     return footer.schema.field(places[0]).type
 

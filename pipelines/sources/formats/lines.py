@@ -21,6 +21,23 @@ MAX_LINE_BYTES: Final = 16 << 20
 _BUFFER_BYTES: Final = 1 << 20
 
 
+_KINDS: Final = (
+    (b"version https://git-lfs", "a Git LFS pointer, not the file; run `git lfs pull`"),
+    (b"<", "an HTML or XML page, as a failed download leaves it; download the file again"),
+    (b"PK", "a zip archive; unpack it, or let its name end in `.zip`"),
+    (b"PAR1", "parquet"),
+    (b"\x1f\x8b", "gzip; decompress it first"),
+    (b"\x28\xb5\x2f\xfd", "zstd; decompress it first"),
+    (b"BZh", "bzip2; decompress it first"),
+    (b"\xfd7zXZ", "xz; decompress it first"),
+)
+
+
+def kind_of(head: bytes) -> str | None:
+    """What a file with these first bytes is, and what to do with it; None when it is unknown."""
+    return next((words for beginning, words in _KINDS if head.startswith(beginning)), None)
+
+
 @contextlib.contextmanager
 def open_text(source: Input) -> Iterator[IO[bytes]]:
     """The file, decompressed when it is gzip. Raises InputError when it is missing or its gzip is cut short."""

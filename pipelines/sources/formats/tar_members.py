@@ -18,7 +18,7 @@ from infra import storage
 from infra.errors import InputError
 from pipelines.records import Input
 from pipelines.sources.formats.arrow_columns import as_url
-from pipelines.sources.formats.lines import open_text
+from pipelines.sources.formats.lines import kind_of, open_text
 
 BLOCK: Final = 512
 EXTENSION_BYTES_MAX: Final = 1 << 20
@@ -44,16 +44,6 @@ _GZIP: Final = b"\x1f\x8b"
 
 NOTHING_BYTES_MAX: Final = 10_240
 """Size of an archive without members, by all writers; a longer file of zeros was left by a failed download or disk."""
-
-_BEGINNINGS: Final = (
-    (b"version https://git-lfs", "a Git LFS pointer, not the file; run `git lfs pull`"),
-    (b"PAR1", "parquet; name the tars only"),
-    (b"PK", "a zip archive; repack its files as a tar"),
-    (b"<", "an HTML or XML page, as a failed download leaves it; download the file again"),
-    (b"\x28\xb5\x2f\xfd", "zstd; decompress it first"),
-    (b"BZh", "bzip2; decompress it first"),
-    (b"\xfd7zXZ", "xz; decompress it first"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +190,7 @@ def _check_end(file: IO[bytes], source: Input, at: int, last: Member | None) -> 
                 else "A download that left a hole? Fetch it again."
             )
             raise InputError(
-                f"{source.uri} goes on at byte {where:,}, behind its end mark at {at:,} ({_known(last)}). {hint}"
+                f"{source.uri} goes on at byte {where:,}, after its end mark at {at:,} ({_known(last)}). {hint}"
             )
         seen += len(data)
     if at == 0 and seen > NOTHING_BYTES_MAX:
@@ -237,8 +227,10 @@ def _damaged(source: Input, at: int, what: str) -> InputError:
 
 
 def _what_it_is(block: bytes) -> str:
-    found = next((words for beginning, words in _BEGINNINGS if block.startswith(beginning)), None)
-    return f"it is {found}" if found else f"it begins with {block[:8]!r}; name tars only"
+    kind = kind_of(block)
+    if kind == "parquet":
+        return "it is parquet; name the tars only"
+    return f"it is {kind}" if kind else f"it begins with {block[:8]!r}; name tars only"
 
 
 # --- extended headers ---------------------------------------------------------------------------------------------

@@ -186,8 +186,7 @@ class _Flickr(Source):
         pattern, name = self.foreign
         if ids and all(pattern.fullmatch(id_) for id_ in ids):
             raise InputError(
-                f"The pictures have names of {name} (such as {min(ids)}.jpg), not of {self.name}. "
-                f"Use the source {name}."
+                f"Pictures have names of {name} (such as {min(ids)}.jpg), not of {self.name}. Use the source {name}."
             )
 
     def _split_rule(self, file: CaptionFile, splits: Mapping[str, str]) -> SplitRule:

@@ -67,10 +67,7 @@ def clips_of(source: Input, *, file_is_list: bool) -> Iterator[Clip]:
     sentences = document.get("sentences", []) if isinstance(document, dict) else None
     if not isinstance(videos, list) or not isinstance(sentences, list):
         found = f"an object with {listed(list(document))}" if isinstance(document, dict) else name_of(document)
-        raise InputError(
-            f"{source.uri} is {found}, but annotations of MSR-VTT are an object with the lists `videos` and "
-            "`sentences`."
-        )
+        raise InputError(f"{source.uri} is {found}; MSR-VTT needs an object with the lists `videos` and `sentences`.")
     if not videos:
         raise InputError(f"{source.uri} lists no clip (`videos` is empty). Fetch the annotations again.")
     clips = [_clip(video, row, source) for row, video in enumerate(videos)]
@@ -88,12 +85,10 @@ def clips_of(source: Input, *, file_is_list: bool) -> Iterator[Clip]:
 def _clip(video: Any, row: int, source: Input) -> Clip:
     id_ = video.get("video_id") if isinstance(video, dict) else None
     if not isinstance(id_, str) or not _CLIP.fullmatch(id_):
-        message = f"videos[{row}] of {source.uri} has no `video_id`, so no sentence can name it. Is it MSR-VTT?"
-        raise InputError(message)
+        raise InputError(f"videos[{row}] of {source.uri} has no `video_id`, so no sentence can name it. Is it MSR-VTT?")
     split = video.get("split")
     if not isinstance(split, str) or not SPLIT_PATTERN.fullmatch(split):
-        message = f"videos[{row}] of {source.uri} ({id_}) has the split {split!r}; a split name is needed."
-        raise InputError(message)
+        raise InputError(f"videos[{row}] of {source.uri} ({id_}) has the split {split!r}; a split name is needed.")
     url = video.get("url")
     uri = as_url(encode(url)) if isinstance(url, str) else None
     times = [video.get("start time"), video.get("end time")]

@@ -124,9 +124,7 @@ def _check(split: str, images: Input | None, captions: dict[int, Input], seen: d
         )
     missing = [f"{split}.{place}.en" for place in range(1, CAPTIONS + 1) if place not in captions]
     if missing:
-        raise InputError(
-            f"Of the five caption files of {split}, {listed(missing)} is missing. Each scene needs all five."
-        )
+        raise InputError(f"Of the five caption files of {split}, {listed(missing)} is missing; each scene needs all.")
     pictures = _pictures(images)
     for source in captions.values():
         lines = len(all_lines(source))

@@ -65,8 +65,7 @@ def check_columns(layout: Layout, columns: Sequence[str], *, uri: str) -> None:
         )
     for name in layout.names:
         if name not in columns:
-            message = f"{uri} has no column {name!r}.{nearest(name, columns)} Its columns: {listed(columns)}."
-            raise InputError(message)
+            raise InputError(f"{uri} has no column {name!r}.{nearest(name, columns)} Its columns: {listed(columns)}.")
 
 
 def splits_found(counts: Mapping[str, int], layout: Layout, *, uri: str) -> dict[str, int]:

@@ -47,8 +47,9 @@ class LineTable:
             else:
                 problem = value
         if not names:
-            message = f"None of the first lines of {self.input.uri} is a JSON object ({problem}). Is it JSON lines?"
-            raise InputError(message)
+            raise InputError(
+                f"None of the first lines of {self.input.uri} is a JSON object: {problem}. Is it JSON lines?"
+            )
         return list(names)
 
     def guessable(self) -> list[str]:

@@ -54,8 +54,7 @@ class Table(Source):
     def __post_init__(self) -> None:
         if self.delimiter and (len(self.delimiter) > 1 or not self.delimiter.isascii() or self.delimiter in '\n\r"'):
             raise ConfigError(
-                f"The option source.delimiter={self.delimiter!r} is not one ASCII character, or is a quote or a line "
-                "end."
+                f"The option source.delimiter={self.delimiter!r} must be one ASCII character, no quote or line end."
             )
         if self.unique and not self.id:
             message = (

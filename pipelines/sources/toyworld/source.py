@@ -85,9 +85,7 @@ class Toyworld(Source):
     def survey(self, inputs: Sequence[Input], limit: int | None) -> Survey:
         """Counts scenes by split; there is nothing to look at. Raises InputError when inputs are named."""
         if inputs:
-            raise InputError(
-                f"The toy world is made, not read, but {len(inputs)} inputs are named. Leave `--input` out."
-            )
+            raise InputError(f"The toy world reads no files, but {len(inputs)} inputs are named. Leave `--input` out.")
         scenes = self.scenes if limit is None else min(self.scenes, limit)
         pieces = []
         step = BATCH_SCENES * -(-scenes // (BATCH_SCENES * MOST_PIECES))

@@ -57,10 +57,10 @@ def test_members_are_what_tarfile_finds(tmp_path: Path) -> None:
         (TAR[:END], r"without an end mark; the last whole member is '0003\.txt'.*head -c 1024 /dev/zero"),
         (TAR[:END] + b"\1" * 512 + bytes(1_024), r"damaged at byte 3,072: .*the last whole member is '0003\.txt'"),
         (TAR[: 2 * BLOCK] + b"x" + TAR[2 * BLOCK + 1 :], r"damaged at byte 1,024: .*last whole member is '0001\.txt'"),
-        (TAR + TAR, r"goes on at byte 10,240, behind its end mark at 3,072 .*joined by `cat`"),
+        (TAR + TAR, r"goes on at byte 10,240, after its end mark at 3,072 .*joined by `cat`"),
         (bytes(20_480), r"a\.tar is 20,480 bytes of zeros, as a download or a disk leaves a hole"),
         (gzip.compress(bytes(1 << 21)), r"is 2,097,152 bytes of zeros"),
-        (bytes(20_000) + TAR, r"goes on at byte 20,000, behind its end mark at 0 .*left a hole"),
+        (bytes(20_000) + TAR, r"goes on at byte 20,000, after its end mark at 0 .*left a hole"),
         (gzip.compress(TAR)[:-20], r"a\.tar is not whole gzip"),
     ],
 )

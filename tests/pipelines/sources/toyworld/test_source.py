@@ -265,7 +265,7 @@ def test_pictures_of_one_state_differ_by_pose_and_light() -> None:
 
 
 def test_inputs_are_refused(inputs: Any, write_text: Any) -> None:
-    with pytest.raises(InputError, match="made, not read"):
+    with pytest.raises(InputError, match="toy world reads no files, but 1 inputs are named"):
         Toyworld().survey(inputs(write_text("a.csv", b"")), None)
 
 

@@ -101,6 +101,10 @@ _PACKAGES: Final = ("catalog", "indexing", "infra", "pipelines", "trainer")
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("goodviews")
     if name not in _LAZY:
         raise AttributeError(f"module 'goodviews' has no attribute {name!r}. Its names are {', '.join(__all__)}.")
     found = getattr(importlib.import_module(_LAZY[name]), name)
@@ -857,7 +861,7 @@ def calibrate(
     """What a score is worth beside scores of shuffled items: p-value, threshold, calibrated value, mean of the shuffled.
 
     metric: a name (mutual_knn, cycle_knn, lcs_knn, edit_distance_knn, cka, unbiased_cka, cknna, svcca), for which
-    neighbours are searched once (k); or any function of two tables whose perfect value is 1.
+    neighbours are searched once (k); or any function of two NumPy tables whose perfect value is 1.
     x (N, D), y (N, E): the rows of y are shuffled. alpha: a score counts from the 1 - alpha quantile of the shuffled on.
     Raises UsageError for an unknown metric and for too few permutations.
     Source: Groeger, Wen and Brbic 2026, arXiv 2602.14486.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import importlib.metadata
 import inspect
 import subprocess
 import sys
@@ -70,6 +71,10 @@ def test_the_public_names_are_these() -> None:
     assert dir(goodviews) == sorted(NAMES)
     for name in NAMES:
         assert getattr(goodviews, name) is not None
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert goodviews.__version__ == importlib.metadata.version("goodviews")
 
 
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:

@@ -63,7 +63,8 @@ class Views(IterableDataset[Batch]):
     taken (flickr-33m: 2 global and 6 local views, batches of 256). arm: good, bad, next-token, caption-pair. good_fraction:
     share of good samples. tokenizer: `corpus`, a folder, or a Hugging Face name. batch_global: samples of a step over all
     ranks. settings: any other key of the recipe, such as {"views.max_tokens": 32, "plan.roles": ["human"]}.
-    rank, world: None asks torch.distributed when a pass begins.
+    rank, world: None asks torch.distributed when a pass begins. Each rank is given its own batches already, so on several
+    ranks override `get_train_dataloader` of Hugging Face's Trainer: accelerate would share them out once more.
 
     `state_dict` and `load_state_dict` follow torchdata's StatefulDataLoader, which may be stopped and resumed anywhere.
     Under a plain DataLoader with worker processes, save `views.state_dict(batch["step"] + 1)`.

@@ -1,1 +1,1 @@
-"""Ray jobs over data: sources, cleaning, grouping, shards, ingestion."""
+"""Ray jobs over data: sources, ingestion, embedding."""

@@ -95,6 +95,7 @@ def _refuse_twice(files: Sequence[Input]) -> None:
     packed: dict[tuple[str, int], str] = {}
     bases = Counter(posixpath.basename(file.uri) for file in files)
     alike = [file for file in files if bases[posixpath.basename(file.uri)] > 1]
+    # Members of archives first, so that a loose file is compared with every archive.
     for file in sorted(alike, key=lambda file: not archives.is_member(file.url)):
         key = (posixpath.basename(file.uri), storage.size(file.url))
         if key in packed:
@@ -122,6 +123,7 @@ def _expand(path: str) -> list[str]:
         return _files(url, path)
     if not glob.has_magic(path):
         raise InputError(f"There is no file or folder {url}.{_near(url)} Check the path.")
+    # As in a shell: `*` does not match hidden names, but `.*` and `_*` do.
     pattern_hides = not posixpath.basename(url).startswith(HIDDEN)
     matches = [match for match in storage.glob(url) if not (pattern_hides and _is_hidden(posixpath.basename(match)))]
     found = [file for match in matches for file in _files(match, path)]

@@ -100,6 +100,7 @@ def samples(
                 yield Sample(key, row, at, found, data)
                 row += 1
             key, at, found, data = split[0], member.offset, {}, {}
+            # webdataset starts another sample wherever the key changes, so members apart would be two half samples.
             if key in places:
                 raise InputError(
                     f"The sample {key!r} of {source.uri} is in two places, at bytes {places[key]:,} and {at:,} "

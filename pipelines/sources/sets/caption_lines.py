@@ -38,6 +38,7 @@ _PICTURE = re.compile(rb"[^\s/#|,\"]+\.(?:jpe?g|png)", re.IGNORECASE)
 _ROW = re.compile(rb"\n\"?[^\s/#|,\"]+\.(?:jpe?g|png)\"?\s*,", re.IGNORECASE)
 _TOKEN = re.compile(rb"(\S+)#(\d+)\t(.*)", re.DOTALL)
 _PIPED = re.compile(rb"([^|]*?)\s*\|\s*(\d+)\s*\|\s?(.*)", re.DOTALL)
+# One line of Kaggle's results.csv lacks its second separator: `2199200615.jpg| 4   A dog runs ...`.
 _PIPED_ONCE = re.compile(rb"([^|]*?)\s*\|\s*(\d)\s+([^|]*)", re.DOTALL)
 
 

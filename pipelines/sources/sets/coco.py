@@ -31,6 +31,7 @@ MEANINGS: Final = {
 }
 
 _CAPTION_FILE = re.compile(r"captions_.*\.json|dataset_.*\.json|.*karpathy.*\.json", re.IGNORECASE)
+# `val` in `captions_val2017.json` and `coco_karpathy_val.json`, but not in `interval.json`.
 _SPLIT = re.compile(r"(?:^|[_-])(train|val|test)(?:\d{4})?(?=[._-])")
 
 

@@ -130,6 +130,7 @@ def _official_id(image: Any, row: int, *, uri: str) -> str:
 
 def _order(id_: Any, place: int) -> tuple[int, Any, int]:
     """Sorts by number, then by other ids as text, then by place for annotations without one."""
+    # The first part separates the kinds of ids, which Python cannot compare with one another.
     if isinstance(id_, int):
         return 0, id_, place
     return (2, place, place) if id_ is None else (1, str(id_), place)

@@ -193,6 +193,7 @@ def _contexts(column: pa.Array) -> arrow_columns.TextColumn:
 
 def _ids(paths: Sequence[str | None], picture: pa.Array) -> list[str | None]:
     """The path without ending; where there is none, the sha256 of the picture; null without either."""
+    # Pictures are hashed only where a path is missing: hashing reads every byte of the batch.
     if all(paths):
         return [_stem(path) for path in paths]
     data = pc.struct_field(picture, "bytes").to_pylist()

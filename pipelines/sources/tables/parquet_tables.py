@@ -136,6 +136,7 @@ def _ids(column: pa.Array, name: str, uri: str) -> tuple[pa.Array, NDArray[np.bo
     if pa.types.is_floating(kind):
         # pandas turns whole numbers into floats when one of them is missing.
         whole = pc.and_(pc.equal(column, pc.floor(column)), pc.less(pc.abs(column), LARGEST_WHOLE_FLOAT))
+        # NaN is how pandas writes the missing ones.
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
         if not pc.all(pc.if_else(column.is_null(), True, whole)).as_py():
             raise InputError(

@@ -57,6 +57,13 @@ class Shard(Tar):
         return self if self.is_parquet else self.sidecar
 
     @property
+    def known_metadata(self) -> Input:
+        """`metadata`. Raises InputError for a tar alone."""
+        if self.metadata is None:
+            raise InputError(f"{self.uri} has no metadata, so its attempts are unknown.")
+        return self.metadata
+
+    @property
     def files(self) -> tuple[Input, ...]:
         """The shard and its metadata."""
         return (self,) if self.sidecar is None else (self, self.sidecar)
@@ -165,9 +172,7 @@ def outline(shard: Shard) -> Outline:
 
 def attempts(shard: Shard) -> Attempts:
     """Keys and statuses in the metadata of a shard."""
-    metadata = shard.metadata
-    if metadata is None:
-        raise InputError(f"{shard.uri} has no metadata, so its attempts are unknown.")
+    metadata = shard.known_metadata
     footer = _checked_footer(metadata)
     keys, statuses = [], []
     for _, batch in footers.read_rows(metadata, 0, footer.rows, STATE_FIELDS[:2]):
@@ -250,9 +255,7 @@ def check_same(shard: Shard, *, fetched: pa.LargeStringArray, seen: pa.LargeStri
 
 def rows(shard: Shard, known: Attempts, reading: Reading, start: int, stop: int) -> Iterator[Row]:
     """Rows [start, stop) of the metadata of a shard in canonical order."""
-    metadata = shard.metadata
-    if metadata is None:
-        raise InputError(f"{shard.uri} has no metadata, so its attempts are unknown.")
+    metadata = shard.known_metadata
     picture = _picture_column(shard) if shard.is_parquet else None
     columns = [*([picture] if picture else []), *_read_columns(metadata, reading)]
     read = _InOrder(metadata=metadata, columns=columns, names=frozenset({*STATE_FIELDS, *ID_FIELDS, reading.id}))

@@ -45,6 +45,7 @@ class Tar(Input):
 def placed(inputs: Sequence[Input], option: str) -> list[Tar]:
     """The inputs by uri, with split (`option` if given) and label. Raises InputError for a name of two splits."""
     places = [_Place.of(source) for source in inputs]
+    # Two tars with one label would give two scenes one id, so neither of them has a label.
     times = Counter(place.label for place in places)
     # A tar directly in the input folder has a uri without that folder, although the folder may decide its split.
     deciding = (p.folder for p, source in zip(places, inputs, strict=True) if p.by_folder and "/" not in source.uri)

@@ -178,6 +178,7 @@ def scene_name(document: Mapping[str, Any], reading: Reading, fallback: Callable
     """The name of the scene by the json of a sample, or by a row of img2dataset's metadata."""
     if reading.id == KEY:
         return Name(key, KEY)
+    # View tars of goodviews come first: their key is the id that the scene had before, and joins other copies of it.
     if dataset_of(document) is not None and reading.id in ("", SCENE_KEY):
         return Name(read_back(document[SCENE_KEY]), SCENE_KEY)
     if reading.id:

@@ -214,6 +214,7 @@ def _scans(files: Sequence[Tar], reading: Reading, limit: int | None) -> Iterato
     # With a limit, tars are scanned in small groups, so that those behind the limit are never opened.
     step = len(files) if limit is None else tar_samples.HEADER_THREADS
     left = limit
+    # Threads help although parsing holds the lock of Python: a scan mostly waits for seeks and for the network.
     with ThreadPoolExecutor(tar_samples.HEADER_THREADS) as threads:
         for first in range(0, len(files), step):
             for scan in threads.map(partial(_scan, reading=reading, limit=left), files[first : first + step]):

@@ -183,6 +183,7 @@ class Pen:
     def shape(self, shape: Shape, main: RGB) -> None:
         """Draw one shape in the light of the scene."""
         form, coordinates, paint = shape
+        # A darker shade of black would not be seen, so its deep parts are grey.
         deep = shade(main, (0.68,) * 3) if sum(main) > 200 else (96, 96, 104)
         fill = shade({"main": main, "deep": deep}.get(paint) or FIXED[paint], self._light)
         outline = shade(deep, self._light) if paint == "main" else None

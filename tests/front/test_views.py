@@ -125,6 +125,16 @@ def test_a_saved_step_goes_on_under_any_loader(home: str, stop: int, workers: in
     assert seen(rest) == wanted[stop:]
 
 
+def test_a_state_goes_on_with_other_ranks(home: str) -> None:
+    begun = views(home, rank=1, world=2)
+    assert len(list(islice(begun, STEPS + 1))) == STEPS
+    state = begun.state_dict()
+    for rank in range(4):
+        resumed = views(home, rank=rank, world=4)
+        resumed.load_state_dict(state)
+        assert seen(passes(DataLoader(resumed, batch_size=None), 2)) == own(home, rank=rank, world=4)[STEPS:]
+
+
 def test_the_main_process_does_not_guess_how_far_its_workers_are(home: str) -> None:
     made = views(home)
     batches = iter(DataLoader(made, batch_size=None, num_workers=2))

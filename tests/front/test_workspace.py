@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import duckdb
@@ -84,6 +85,14 @@ def test_what_is_not_there_is_named_at_once(home: str, tmp_path: Path) -> None:
     with pytest.raises(gv.UsageError, match="catalog"):
         gv.open("s3://bucket/home")
     assert repr(workspace) == f"goodviews.open({home!r})"
+
+
+def test_threads_share_a_workspace_and_processes_get_a_copy(home: str) -> None:
+    workspace = copy.deepcopy(gv.open(home))
+    assert repr(workspace) == repr(gv.open(home))
+    with ThreadPoolExecutor(4) as pool:
+        counts = list(pool.map(lambda _: workspace.sql("SELECT count(*) AS n FROM scenes").to_pylist(), range(8)))
+    assert counts == [[{"n": 60}]] * 8
 
 
 IN_A_KERNEL = """

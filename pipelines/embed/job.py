@@ -30,6 +30,7 @@ from infra import errors, storage
 from infra.errors import ConflictError, GoodviewsError, InputError, StorageError
 from infra.progress import Progress
 from infra.session import Workers
+from infra.vectors import mean_of_sums, unit_rows
 from pipelines.embed.images import Missing, Picture, PictureIndex, pictures_of
 from pipelines.embed.plan import EmbedPlan, Shard
 
@@ -291,12 +292,13 @@ class ShardEmbedder:
         facts, dtype = self._plan.facts, np.dtype(self._plan.config.dtype)
         coded = captions["scene_key"].combine_chunks().dictionary_encode()
         owner, names = coded.indices.to_numpy(), coded.dictionary
+        counts = np.bincount(owner, minlength=len(names))
         sums = {layer: np.zeros((len(names), facts.dims)) for layer in facts.layers}
         for places, vectors in batches:
             for layer, rows in vectors.items():
-                np.add.at(sums[layer], owner[places], _unit(rows.astype(np.float64)))
+                np.add.at(sums[layer], owner[places], unit_rows(rows))
         keys = pa.table({"scene_key": names, "item": pa.array(np.zeros(len(names), np.int64))})
-        return keys, {layer: _narrowed(_unit(total), dtype) for layer, total in sums.items()}
+        return keys, {layer: _narrowed(mean_of_sums(total, counts), dtype) for layer, total in sums.items()}
 
     def _pictures(
         self, pictures: Iterator[Picture], missing: list[Missing]
@@ -342,12 +344,6 @@ def _captions(scenes: pa.Table, roles: Sequence[str]) -> pa.Table:
         }
     )
     return table.filter(pc.is_in(structs.field("role"), pa.array(list(roles), pa.large_string()))) if roles else table
-
-
-def _unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rows to unit length; a row of zeros stays one, and has no neighbours."""
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.where(norms > 0, norms, 1.0)
 
 
 def _narrowed(rows: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from indexing.uncertainty.calibration import Calibration
     from infra.config import Settings
     from infra.home import Home
-    from pipelines.embed.job import Outcome as Embedded
-    from pipelines.ingest.job import Outcome as Ingested
+    from pipelines.embed.job import EmbedOutcome as Embedded
+    from pipelines.ingest.job import IngestOutcome as Ingested
     from trainer.model.losses import LejepaLoss, SigReg, sigreg
     from trainer.run.dataset import Views
     from trainer.run.job import Finished as Trained

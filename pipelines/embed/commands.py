@@ -1,7 +1,4 @@
-"""Embed captions, pictures or scenes with a frozen encoder, or import vectors made elsewhere.
-
-Owns: the command line of `goodviews embed`. Does not own: the job (`pipelines.embed.job`), the import (`pipelines.embed.imported`).
-"""
+"""Embed captions, pictures or scenes with a frozen encoder, or import vectors made elsewhere."""
 
 from __future__ import annotations
 
@@ -83,7 +80,7 @@ def embed(
         max_missing_rate=max_missing_rate,
     )
     where = resolve(home, catalog)
-    # All plans before the first vector, so that a wrong name fails at once.
+    # All models are planned before the first is run, so that a wrong name fails at once.
     plans = [plan_embedding(replace(config, model=one), where) for one in models]
     with open_workers(address=address, num_cpus=num_cpus) as workers:
         outcomes = [run(plan, None if num_cpus == 0 else workers) for plan in plans]
@@ -119,7 +116,7 @@ def import_(
 
 
 def _refuse_options_before(ctx: typer.Context) -> None:
-    """Options of `embed` itself mean nothing to `embed import`, and dropping them would be a surprise."""
+    """Raise UsageError for an option of `embed` before a subcommand, which would ignore it."""
     from infra.errors import UsageError
 
     given = [

@@ -1,7 +1,6 @@
-"""Pictures of scenes: out of the dataset's own good tars, or out of folders and tars by the address that a scene records.
+"""Find the images of scenes in good tars, or in folders and tars by the address that a scene records.
 
-Owns: the join of scenes and pictures, and the account of those that are missing. Does not own: decoding and vectors.
-Invariant: every picture that a scene names is either yielded or in the list of the missing, with a reason.
+Invariant: every image that a scene names is either yielded or listed as missing, with a reason. `embed.worker` decodes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ MEMBER: Final = re.compile(r"(?P<key>[a-z0-9][a-z0-9_-]{0,63})(\.f(?P<frame>[0-9
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """Bytes of one picture of a scene; item: its frame, 0 when it has none."""
+    """One encoded image of a scene. item: its frame, 0 when it has none."""
 
     scene_key: str
     item: int
@@ -32,7 +31,7 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """A picture that could not be embedded; uri as the scene records it, where it does."""
+    """An image that could not be embedded. uri: as the scene records it."""
 
     scene_key: str
     item: int
@@ -41,7 +40,7 @@ class Missing:
 
 
 def holds_pictures(tar_url: str) -> bool:
-    """Whether the first sample of a good tar, which lists pictures before its JSON, has one."""
+    """Whether the first sample of a good tar has an image; images come before the JSON of their sample."""
     with storage.open_read(tar_url) as file, tarfile.open(fileobj=file, mode="r:") as tar:
         for member in tar:
             if member.name.endswith(".json"):
@@ -72,7 +71,7 @@ def sources_digest(paths: Sequence[str]) -> str:
 
 
 class PictureIndex:
-    """Files of folders and members of tars by name; read one at a time. paths: as --images names them."""
+    """Files of folders and members of tars by name, each read when it is asked for. paths: as --images names them."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._places: dict[str, tuple[str, int, int]] = {}
@@ -83,10 +82,10 @@ class PictureIndex:
                 self._places.setdefault(name, place)
         for name in self._places:
             base = name.rsplit("/", 1)[-1]
-            self._base[base] = None if base in self._base else name
+            self._base[base] = None if base in self._base else name  # None: several files have this base name
 
     def read(self, uri: str) -> tuple[bytes | None, str]:
-        """(bytes, "") of the file of that name or, when that is unique, base name; else (None, why not)."""
+        """(bytes, "") of the file of that name or, if it is unique, of that base name; else (None, reason)."""
         name = uri.removeprefix("./")
         base = name.rsplit("?", 1)[0].rsplit("/", 1)[-1]
         if name not in self._places:
@@ -113,14 +112,13 @@ def _tar(url: str) -> Iterator[tuple[str, tuple[str, int, int]]]:
                 if member.isfile():
                     yield member.name.removeprefix("./"), (url, member.offset_data, member.size)
     except tarfile.TarError as error:
-        message = (
+        raise InputError(
             f"--images {url} is neither a folder nor an uncompressed tar ({error}). Unpack it, or name its folder."
-        )
-        raise InputError(message) from error
+        ) from error
 
 
 def tar_pictures(tar_url: str) -> Iterator[Picture]:
-    """The pictures of a good tar, in the order of its samples."""
+    """The images of a good tar, in the order of its samples."""
     with storage.open_read(tar_url) as file, tarfile.open(fileobj=file, mode="r:") as tar:
         for member in tar:
             if match := MEMBER.fullmatch(member.name):
@@ -131,9 +129,9 @@ def tar_pictures(tar_url: str) -> Iterator[Picture]:
 def pictures_of(
     scenes: pa.Table, tar_url: str | None, index: PictureIndex | None, missing: list[Missing]
 ) -> Iterator[Picture]:
-    """Each picture of the scenes once; those that cannot be had are added to `missing`.
+    """Each image of the scenes once; those that are not found are added to `missing`.
 
-    scenes: columns scene_key and images. index: where --images was given; else the good tar is read.
+    scenes: columns scene_key and images. index: of --images, None to read the good tar instead.
     """
     wanted = _wanted(scenes)
     if index is None:
@@ -155,7 +153,7 @@ def pictures_of(
 
 
 def _wanted(scenes: pa.Table) -> dict[tuple[str, int], list[str]]:
-    """(scene_key, item) -> addresses under which that picture may be found; a scene that names none is asked for item 0."""
+    """(scene_key, item) -> addresses of that image; a scene that names no image is expected to have item 0."""
     wanted: dict[tuple[str, int], list[str]] = {}
     for row in scenes.select(["scene_key", "images"]).to_pylist():
         for image in row["images"] or [{"frame": None, "uri": None}]:

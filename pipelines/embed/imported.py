@@ -1,8 +1,7 @@
-"""Vectors made elsewhere, read from npz, npy or parquet and published as an embedding set.
+"""Publish vectors from an npz, npy or parquet file as an embedding set.
 
-Owns: the formats, the checks, how foreign keys become scene keys. Does not own: files of a set (`catalog.rows.embeddings`).
-Invariant: what is published has the rows, the dtype (float64 becomes float32) and the keys of the file, or nothing is
-published: no row is dropped, no pickle is read.
+Invariant: the set has the rows, the keys and the dtype (float64 becomes float32) of the file, or nothing is published: no
+row is dropped, no pickle is read. N rows, D dims.
 
     .npz      arrays `keys` (N,), `vectors` (N, D), optional `items` (N,)
     .npy      vectors (N, D), with --keys FILE: one key a line, a tab and the item behind it where there are items
@@ -27,18 +26,18 @@ from catalog.lake import lake
 from catalog.rows import embeddings
 from catalog.rows.embeddings import EmbeddingFile, EmbeddingRecord
 from infra import storage
-from infra.errors import ConflictError, InputError, UsageError
+from infra.errors import InputError, UsageError
 from infra.home import Home
-from pipelines.embed.plan import code_version
+from pipelines.embed.plan import code_version, published_set, version_to_read
 
 ROWS_A_FILE: Final = 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportConfig:
-    """What was asked. keys: the key file of an npy. Without a dataset the keys are taken as they are.
+    """Options of one import. keys: the key file of an npy. Without a dataset the keys are taken as they are.
 
-    model: a label for what made the vectors; imports of one label are of one space, others are not known to be.
+    model: a label of the model that made the vectors; imports of one label share a space, others are not known to.
     """
 
     file: str
@@ -63,8 +62,8 @@ class ImportConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
-    """What a file holds: N keys, items and, by layer, (N, D) vectors of one dtype."""
+class VectorTable:
+    """The content of a file: N keys, items and, by layer, (N, D) vectors of one dtype."""
 
     keys: pa.LargeStringArray
     items: NDArray[np.int64]
@@ -87,7 +86,8 @@ def import_vectors(config: ImportConfig, home: Home) -> EmbeddingRecord:
         **_space(config),
     }
     embedding_id = embeddings.embedding_id_of(content)
-    if (there := _imported(home, embedding_id, config)) is not None:
+    there = published_set(home, embedding_id, name=config.name, subject=f"{config.file} is")
+    if there is not None:
         return there
     table = _with_scene_keys(_checked(_read(config), config), known, config)
     some = next(iter(table.layers.values()))
@@ -122,21 +122,7 @@ def import_vectors(config: ImportConfig, home: Home) -> EmbeddingRecord:
     return embeddings.publish_set(home, record)
 
 
-def _imported(home: Home, embedding_id: str, config: ImportConfig) -> EmbeddingRecord | None:
-    """The set when it was imported before and is whole. Raises ConflictError when it bears another name."""
-    if not storage.exists(embeddings.set_url(home, embedding_id, embeddings.MANIFEST)):
-        return None
-    record = embeddings.read_record(home, embedding_id)
-    if record.name != config.name:
-        message = f"{config.file} is there already, as {record.name!r} ({embedding_id}). Use that name, or remove {record.url} first."
-        raise ConflictError(message)
-    if not all(embeddings.is_whole(home, record, file) for file in record.files):
-        return None
-    embeddings.register(home, record)
-    return record
-
-
-def _published(home: Home, embedding_id: str, table: Table) -> list[EmbeddingFile]:
+def _published(home: Home, embedding_id: str, table: VectorTable) -> list[EmbeddingFile]:
     """The vectors in canonical order, ROWS_A_FILE to a file."""
     keys = pa.table({"scene_key": table.keys, "item": table.items})
     order = pc.sort_indices(keys, sort_keys=[("scene_key", "ascending"), ("item", "ascending")]).to_numpy()
@@ -149,7 +135,7 @@ def _published(home: Home, embedding_id: str, table: Table) -> list[EmbeddingFil
 
 
 def _space(config: ImportConfig) -> dict[str, Any]:
-    """What tells the space of a set of a labelled model, as `embed` records it by digests; nothing without a label."""
+    """The facts by which two sets of one label are found to share a space; `embed` records digests instead."""
     if config.model is None:
         return {}
     return {"weights": f"import:{config.model}", "tokenizer": "", "facts": {"modality": "as imported"}}
@@ -158,7 +144,7 @@ def _space(config: ImportConfig) -> dict[str, Any]:
 # --- formats ------------------------------------------------------------------------------------------------------
 
 
-def _read(config: ImportConfig) -> Table:
+def _read(config: ImportConfig) -> VectorTable:
     ending = config.file.rsplit(".", 1)[-1].lower()
     readers = {"npz": _read_npz, "npy": _read_npy, "parquet": _read_parquet}
     if ending not in readers:
@@ -171,31 +157,37 @@ def _read(config: ImportConfig) -> Table:
         ) from error
 
 
-def _read_npz(config: ImportConfig) -> Table:
+def _read_npz(config: ImportConfig) -> VectorTable:
     with storage.open_read(config.file) as file, zipfile.ZipFile(file) as archive:
         names = {name.removesuffix(".npy"): name for name in archive.namelist()}
         if missing := {"keys", "vectors"} - set(names):
-            message = f"{config.file} holds the arrays {', '.join(sorted(names))}, but no {' and no '.join(sorted(missing))}. Save it with np.savez(file, keys=..., vectors=...)."
-            raise InputError(message)
+            raise InputError(
+                f"{config.file} holds the arrays {', '.join(sorted(names))}, but no {' and no '.join(sorted(missing))}. "
+                "Save it with np.savez(file, keys=..., vectors=...)."
+            )
         arrays = {}
         for name in ("keys", "vectors", "items"):
             if name in names:
                 with archive.open(names[name]) as member:
                     arrays[name] = _array(member)
     keys = _strings(arrays["keys"], config.file)
-    return Table(keys=keys, items=arrays.get("items", np.zeros(len(keys), np.int64)), layers={0: arrays["vectors"]})
+    return VectorTable(
+        keys=keys, items=arrays.get("items", np.zeros(len(keys), np.int64)), layers={0: arrays["vectors"]}
+    )
 
 
-def _read_npy(config: ImportConfig) -> Table:
+def _read_npy(config: ImportConfig) -> VectorTable:
     with storage.open_read(config.file) as file:
         vectors = _array(file)
     lines = storage.read_bytes(str(config.keys)).decode("utf-8").splitlines()
     pairs = [line.split("\t") for line in lines]
     if wrong := [place for place, pair in enumerate(pairs, 1) if len(pair) > 2 or len(pair) != len(pairs[0])]:
-        message = f"Line {wrong[0]} of {config.keys} is {lines[wrong[0] - 1]!r}; each line holds one key, or each one key, a tab and an item."
-        raise InputError(message)
+        raise InputError(
+            f"Line {wrong[0]} of {config.keys} is {lines[wrong[0] - 1]!r}; each line holds one key, or each line holds "
+            "one key, a tab and an item."
+        )
     items = [int(pair[1]) if len(pair) == 2 else 0 for pair in pairs]
-    return Table(
+    return VectorTable(
         keys=pa.array([pair[0] for pair in pairs], pa.large_string()),
         items=np.array(items, np.int64),
         layers={0: vectors},
@@ -209,24 +201,28 @@ def _array(file: IO[bytes]) -> NDArray[Any]:
 
 def _strings(keys: NDArray[Any], name: str) -> pa.LargeStringArray:
     if keys.ndim != 1 or keys.dtype.kind not in "US":
-        message = f"`keys` of {name} has shape {keys.shape} and dtype {keys.dtype}; keys are one row of strings. Save them as np.array(list_of_keys)."
-        raise InputError(message)
+        raise InputError(
+            f"`keys` of {name} has shape {keys.shape} and dtype {keys.dtype}; keys are a one-dimensional array of "
+            "strings. Save them as np.array(list_of_keys)."
+        )
     return pa.array([key.decode() if isinstance(key, bytes) else key for key in keys.tolist()], pa.large_string())
 
 
-def _read_parquet(config: ImportConfig) -> Table:
+def _read_parquet(config: ImportConfig) -> VectorTable:
     with storage.open_read(config.file) as file:
         table = pq.ParquetFile(file).read()
     key = next((name for name in ("scene_key", "key") if name in table.column_names), None)
     numbers = {name: int(name[6:]) for name in table.column_names if name.startswith("layer_") and name[6:].isdigit()}
     columns = numbers or ({"vector": 0} if "vector" in table.column_names else {})
     if key is None or not columns:
-        message = f"{config.file} has the columns {', '.join(table.column_names)}; one must be scene_key, and one vector or layer_0."
-        raise InputError(message)
+        raise InputError(
+            f"{config.file} has the columns {', '.join(table.column_names)}; one must be scene_key, and one vector or "
+            "layer_0."
+        )
     n = table.num_rows
     items = table["item"].to_numpy() if "item" in table.column_names else np.zeros(n, np.int64)
     layers = {number: _lists(table[name], name, config.file) for name, number in columns.items()}
-    return Table(keys=table[key].cast(pa.large_string()).combine_chunks(), items=items, layers=layers)
+    return VectorTable(keys=table[key].cast(pa.large_string()).combine_chunks(), items=items, layers=layers)
 
 
 def _lists(column: pa.ChunkedArray, name: str, file: str) -> NDArray[Any]:
@@ -235,8 +231,9 @@ def _lists(column: pa.ChunkedArray, name: str, file: str) -> NDArray[Any]:
     lengths = pc.unique(pc.list_value_length(column)).to_pylist()
     if len(column) and (len(lengths) != 1 or not lengths[0] or column.null_count):
         found = ", ".join(sorted(str(length) for length in lengths)[:5])
-        message = f"Column {name} of {file} holds lists of the lengths {found}; all vectors have one length, and none is null."
-        raise InputError(message)
+        raise InputError(
+            f"Column {name} of {file} holds lists of the lengths {found}; all vectors have one length, and none is null."
+        )
     flat = pc.list_flatten(column).combine_chunks()
     if flat.null_count:
         raise InputError(
@@ -249,16 +246,19 @@ def _lists(column: pa.ChunkedArray, name: str, file: str) -> NDArray[Any]:
 # --- checks -------------------------------------------------------------------------------------------------------
 
 
-def _checked(table: Table, config: ImportConfig) -> Table:
+def _checked(table: VectorTable, config: ImportConfig) -> VectorTable:
     n = len(table.keys)
     layers = {}
     for layer, vectors in table.layers.items():
         if vectors.ndim != 2 or len(vectors) != n or 0 in vectors.shape:
-            message = f"{config.file} holds {n:,} keys and vectors of shape {vectors.shape}; wanted is ({n:,}, D), a row for each key."
-            raise InputError(message)
+            raise InputError(
+                f"{config.file} holds {n:,} keys and vectors of shape {vectors.shape}; the shape must be ({n:,}, D), a "
+                "row for each key."
+            )
         if vectors.dtype.kind != "f":
-            message = f"The vectors of {config.file} are {vectors.dtype}; cosines need floating point. Convert them to float32."
-            raise InputError(message)
+            raise InputError(
+                f"The vectors of {config.file} are {vectors.dtype}; cosines need floating point. Convert them to float32."
+            )
         native = "float16" if vectors.dtype.itemsize == 2 else "float32"
         with np.errstate(over="ignore"):
             layers[layer] = vectors.astype(native, copy=False)
@@ -267,38 +267,37 @@ def _checked(table: Table, config: ImportConfig) -> Table:
     items = table.items
     if items.shape != (n,) or items.dtype.kind not in "iu" or (n and items.min() < 0):
         raise InputError(
-            f"The items of {config.file} have shape {items.shape} and dtype {items.dtype}; wanted are {n:,} integers from 0 on."
+            f"The items of {config.file} have shape {items.shape} and dtype {items.dtype}; they must be {n:,} integers, "
+            "0 or more."
         )
     if table.keys.null_count or pc.any(pc.equal(table.keys, "")).as_py():
         raise InputError(f"{config.file} has a row without a key, which could never be joined. Name every row.")
     if config.observation == "scenes" and items.any():
-        message = f"{config.file} has items other than 0, but a scene has one vector. Say --of captions or --of images, or leave items out."
-        raise InputError(message)
-    return Table(keys=table.keys, items=items.astype(np.int64), layers=layers)
+        raise InputError(
+            f"{config.file} has items other than 0, but a scene has one vector. Use --of captions or --of images, or "
+            "leave items out."
+        )
+    return VectorTable(keys=table.keys, items=items.astype(np.int64), layers=layers)
 
 
 def _dataset(home: Home, config: ImportConfig) -> tuple[str | None, int | None, pa.Table | None]:
     """Current version of the dataset, snapshot, and (scene_key, source_id) of its scenes or those of the split."""
     if config.dataset is None:
         return None, None, None
-    where = "WHERE dataset = ?" + (" AND split = ?" if config.split else "")
     values = [config.dataset, *([config.split] if config.split else [])]
+    query = "SELECT scene_key, source_id FROM main.scenes WHERE dataset = ?" + (
+        " AND split = ?" if config.split else ""
+    )
     with lake.reading(home) as reader:
-        versions = reader.rows("SELECT version FROM main.datasets WHERE dataset = ? AND is_current", [config.dataset])
-        if not versions:
-            names = [row[0] for row in reader.rows("SELECT DISTINCT dataset FROM main.datasets ORDER BY ALL")]
-            raise InputError(f"The catalog holds no dataset {config.dataset!r}; it holds {', '.join(names) or 'none'}.")
-        snapshot = reader.rows(f"SELECT * FROM ducklake_current_snapshot({lake.quote(lake.ALIAS)})")[0][0]
-        known = reader.connection.execute(
-            f"SELECT scene_key, source_id FROM main.scenes {where}", values
-        ).to_arrow_table()
+        source = version_to_read(reader, config.dataset)
+        known = reader.connection.execute(query, values).to_arrow_table()
     if known.num_rows == 0:
         raise InputError(f"{config.dataset} has no scene in the split {config.split!r}.")
-    return str(versions[0][0]), int(snapshot), known
+    return source.version, source.snapshot_id, known
 
 
-def _with_scene_keys(table: Table, known: pa.Table | None, config: ImportConfig) -> Table:
-    """Each key as the scene key that it is, or that it is the source id of. Raises InputError for one that is neither."""
+def _with_scene_keys(table: VectorTable, known: pa.Table | None, config: ImportConfig) -> VectorTable:
+    """Each key, or the scene key of which it is the source id. Raises InputError for a key that is neither."""
     if known is None:
         return table
     scene_keys = known["scene_key"].cast(pa.large_string()).combine_chunks()
@@ -309,6 +308,8 @@ def _with_scene_keys(table: Table, known: pa.Table | None, config: ImportConfig)
     if keys.null_count:
         lost = table.keys.filter(pc.is_null(keys))
         at = config.dataset if config.split is None else f"the split {config.split} of {config.dataset}"
-        message = f"{len(lost):,} of {len(table.keys):,} keys of {config.file} are neither scene keys nor source ids of {at}, for example {lost[0].as_py()!r}. Rows that name no scene could never be joined."
-        raise InputError(message)
-    return Table(keys=keys, items=table.items, layers=table.layers)
+        raise InputError(
+            f"{len(lost):,} of {len(table.keys):,} keys of {config.file} are neither scene keys nor source ids of {at}, "
+            f"for example {lost[0].as_py()!r}. Rows that name no scene could never be joined."
+        )
+    return VectorTable(keys=keys, items=table.items, layers=table.layers)

@@ -1,6 +1,5 @@
-"""What an embedding job is asked, and the identity of the set it makes.
+"""Options of an embedding job, the shards it reads, and the digest that names its set.
 
-Owns: the options, which version and shards are read, the digest that names the set. Does not own: the work (`embed`).
 Invariant: everything that decides a vector is in the digest; workers, paths, budgets and the size of batches are not.
 """
 
@@ -15,9 +14,10 @@ from typing import Any, Final
 from catalog import schema
 from catalog.lake import lake
 from catalog.rows import embeddings
+from catalog.rows.embeddings import EmbeddingRecord
 from catalog.versions.published import read_version
 from infra import storage
-from infra.errors import InputError, UsageError
+from infra.errors import ConflictError, InputError, UsageError
 from infra.home import Home
 from infra.models.registry import Model, find_model
 from pipelines.embed.images import holds_pictures, sources_digest
@@ -29,7 +29,7 @@ AVERAGING: Final = "unit(mean(unit(caption)))"
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedConfig:
-    """What was asked. layers, pooling: as in `infra.models.encoders.describe`. images: folders and tars of pictures."""
+    """Options of one set. layers, pooling: as in `infra.models.encoders.describe`. images: folders and tars of images."""
 
     model: str
     dataset: str
@@ -78,7 +78,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedPlan:
-    """A job that is decided. Picklable; workers need nothing else.
+    """A job with its model, shards and set. Picklable; workers need nothing else.
 
     facts: an `infra.models.facts.Facts`. record: of the set, without rows and files.
     """
@@ -87,35 +87,36 @@ class EmbedPlan:
     config: EmbedConfig
     model: Model
     facts: Any
-    record: embeddings.EmbeddingRecord
+    record: EmbeddingRecord
     shards: tuple[Shard, ...]
 
     @property
     def work_url(self) -> str:
-        """Where finished shards are remembered until the set is published."""
+        """Folder of the records of finished shards, until the set is published."""
         return self.home.work("embed", self.record.embedding_id)
 
 
 def plan_embedding(config: EmbedConfig, home: Home) -> EmbedPlan:
-    """Find model, version and shards, and name the set. Raises InputError or UsageError for what is not there."""
+    """Find model, version and shards, and name the set. Raises InputError or UsageError for what is missing."""
     from infra.models import encoders
     from infra.models.facts import meaning_of_layers
 
-    version, snapshot_id, is_current = _version(home, config)
-    shards = _shards(home, config, version)
+    with lake.reading(home) as reader:
+        source = version_to_read(reader, config.dataset, config.version)
+    shards = _shards(home, config, source.version)
     model = find_model(config.model, home)
     modality = "image" if config.observation == "images" else "text"
     facts = encoders.describe(model, modality=modality, layers=config.layers, pooling=config.pooling)
-    content = _content(config, version, model, dataclasses.asdict(facts), shards)
+    content = _content(config, source.version, model, dataclasses.asdict(facts), shards)
     embedding_id = embeddings.embedding_id_of(content)
-    record = embeddings.EmbeddingRecord(
+    record = EmbeddingRecord(
         embedding_id=embedding_id,
-        name=config.name or _default_name(config, model, facts, None if is_current else version),
+        name=config.name or _default_name(config, model, facts, None if source.is_current else source.version),
         model=model.label,
         run_id=model.run_id,
         observation=config.observation,
         dataset=config.dataset,
-        version=version,
+        version=source.version,
         split=config.split,
         roles=tuple(content["roles"]),
         layers=facts.layers,
@@ -129,8 +130,8 @@ def plan_embedding(config: EmbedConfig, home: Home) -> EmbedPlan:
         tokens=model.tokens,
         config={"content": content, "training": model.training, "layers": meaning_of_layers(facts)},
         url=embeddings.set_url(home, embedding_id),
-        snapshot_id=snapshot_id,
-        dataset_versions={config.dataset: version},
+        snapshot_id=source.snapshot_id,
+        dataset_versions={config.dataset: source.version},
         code_version=code_version(),
         created_at=0.0,
     )
@@ -138,9 +139,9 @@ def plan_embedding(config: EmbedConfig, home: Home) -> EmbedPlan:
 
 
 def _default_name(config: EmbedConfig, model: Model, facts: Any, version: str | None) -> str:
-    """model/dataset/split/observation, and behind it what was not left at its default, so that two sets have two names.
+    """model/dataset/split/observation, then each option that is not at its default, so that two sets have two names.
 
-    version: the dataset's, where it is not the current one.
+    version: of the dataset, where it is not the current one.
     """
     from infra.models import encoders
 
@@ -159,7 +160,7 @@ def _default_name(config: EmbedConfig, model: Model, facts: Any, version: str | 
 
 
 def code_version() -> str:
-    """Of the installed package."""
+    """Version of the installed package."""
     try:
         return importlib.metadata.version("goodviews")
     except importlib.metadata.PackageNotFoundError:
@@ -169,14 +170,10 @@ def code_version() -> str:
 def _content(
     config: EmbedConfig, version: str, model: Model, facts: Mapping[str, Any], shards: Sequence[Shard]
 ) -> dict[str, Any]:
-    pictures = None
-    if config.observation == "images":
-        pictures = _pictures(config, shards)
-    is_path = model.label == model.url
     return {
         "layout": ROW_LAYOUT,
-        # A folder may be copied or renamed; the moments of a run are told apart even where their weights are equal.
-        "model": None if is_path else model.label,
+        # A model folder may be copied or renamed; the checkpoints of a run differ even where their weights are equal.
+        "model": None if model.label == model.url else model.label,
         "weights": model.weights,
         "tokenizer": model.tokenizer,
         "facts": {**facts, "layers": list(facts["layers"])},
@@ -186,13 +183,13 @@ def _content(
         "roles": sorted(set(config.roles)),
         "observation": config.observation,
         "averaging": AVERAGING if config.observation == "scenes" else "none",
-        "pictures": pictures,
+        "pictures": _pictures(config, shards) if config.observation == "images" else None,
         "dtype": config.dtype,
     }
 
 
 def _pictures(config: EmbedConfig, shards: Sequence[Shard]) -> str:
-    """Where pictures come from, as the digest knows it."""
+    """Where images come from, as it stands in the digest."""
     if config.images:
         return sources_digest(config.images)
     if not any(shard.tar_url is not None and holds_pictures(shard.tar_url) for shard in shards):
@@ -201,21 +198,45 @@ def _pictures(config: EmbedConfig, shards: Sequence[Shard]) -> str:
     return "good tars"
 
 
-def _version(home: Home, config: EmbedConfig) -> tuple[str, int, bool]:
-    """The version to embed (the current one unless one is named), the current snapshot, and whether the version is current."""
-    query = "SELECT version, is_current FROM main.datasets WHERE dataset = ? AND " + (
-        "version = ?" if config.version else "is_current"
-    )
-    values = [config.dataset, *([config.version] if config.version else [])]
-    with lake.reading(home) as reader:
-        found = reader.rows(query, values)
-        if not found:
-            rows = reader.rows("SELECT dataset || '@' || version FROM main.datasets ORDER BY ALL")
-            known = ", ".join(row[0] for row in rows) or "none"
-            asked = config.dataset + (f"@{config.version}" if config.version else "")
-            raise InputError(f"The catalog holds no dataset {asked}; it holds {known}. Run `goodviews ingest` first.")
-        snapshot = reader.rows(f"SELECT * FROM ducklake_current_snapshot({lake.quote(lake.ALIAS)})")[0][0]
-    return str(found[0][0]), int(snapshot), bool(found[0][1])
+@dataclass(frozen=True, kw_only=True)
+class ReadVersion:
+    """The dataset version that a job reads, and the snapshot of the catalog that named it."""
+
+    version: str
+    snapshot_id: int
+    is_current: bool
+
+
+def version_to_read(reader: lake.Lake, dataset: str, version: str | None = None) -> ReadVersion:
+    """That version of a dataset, or its current one. Raises InputError when the catalog does not hold it."""
+    condition = "version = ?" if version else "is_current"
+    query = f"SELECT version, is_current FROM main.datasets WHERE dataset = ? AND {condition}"
+    found = reader.rows(query, [dataset, version] if version else [dataset])
+    if not found:
+        rows = reader.rows("SELECT dataset || '@' || version FROM main.datasets ORDER BY ALL")
+        known = ", ".join(row[0] for row in rows) or "none"
+        asked = dataset + (f"@{version}" if version else "")
+        raise InputError(f"The catalog holds no dataset {asked}; it holds {known}. Run `goodviews ingest` first.")
+    snapshot = reader.rows(f"SELECT * FROM ducklake_current_snapshot({lake.quote(lake.ALIAS)})")[0][0]
+    return ReadVersion(version=str(found[0][0]), snapshot_id=int(snapshot), is_current=bool(found[0][1]))
+
+
+def published_set(home: Home, embedding_id: str, *, name: str | None, subject: str) -> EmbeddingRecord | None:
+    """The set, registered in the catalog, if it is published and its files are whole; else None.
+
+    name: as asked for; None for any. subject: begins the sentence of the ConflictError for a set of another name.
+    """
+    if not storage.exists(embeddings.set_url(home, embedding_id, embeddings.MANIFEST)):
+        return None
+    record = embeddings.read_record(home, embedding_id)
+    if name is not None and name != record.name:
+        raise ConflictError(
+            f"{subject} there already, as {record.name!r} ({embedding_id}). Use that name, or remove {record.url} first."
+        )
+    if not all(embeddings.is_whole(home, record, file) for file in record.files):
+        return None
+    embeddings.register(home, record)
+    return record
 
 
 def _shards(home: Home, config: EmbedConfig, version: str) -> tuple[Shard, ...]:

@@ -1,7 +1,6 @@
-"""Embedding on Ray Data: a pool of actors, each with the model loaded once, and one row a shard.
+"""Embed shards on Ray Data: a pool of actors, each with the model loaded once.
 
-Owns: how Ray Data is set up and kept quiet, GPUs or CPUs for each actor. Does not own: what is done with a shard (`embed`).
-Invariant: an error that has a sentence for the user comes back as a row, because Ray Data would bury it in its own.
+Invariant: one of our own errors comes back as a row, because Ray Data would wrap it in an error of its own.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from typing import Any
 import pyarrow as pa
 
 from infra.errors import GoodviewsError
-from pipelines.embed.job import ShardEmbedder
 from pipelines.embed.plan import EmbedPlan, Shard
+from pipelines.embed.worker import ShardEmbedder
 
 
 class _Actor:
-    """What Ray Data calls with tables of one row."""
+    """Called by Ray Data with tables of one row, a shard."""
 
     def __init__(self, plan: EmbedPlan, device: str) -> None:
         self._name = f"{os.getpid()}-{secrets.token_hex(4)}"
@@ -29,7 +28,7 @@ class _Actor:
         try:
             self._embedder = ShardEmbedder(plan, device=device)
         except GoodviewsError as error:
-            # Raised here it would start the actor again and again.
+            # Ray would restart an actor whose constructor raises, without end; so each row reports the error.
             self._error = error
 
     def __call__(self, rows: pa.Table) -> pa.Table:
@@ -46,7 +45,7 @@ class _Actor:
 
 
 def run_on_ray(plan: EmbedPlan, shards: Sequence[Shard], slots: int) -> Iterator[dict[str, Any]]:
-    """Rows (shard, done, worker, error, message) as shards finish. slots: CPUs to use, where there is no GPU."""
+    """Rows (shard, done, worker, error, message) as shards finish. slots: actors where there is no GPU."""
     import ray
     import ray.data
 
@@ -56,7 +55,7 @@ def run_on_ray(plan: EmbedPlan, shards: Sequence[Shard], slots: int) -> Iterator
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     gpus = int(ray.cluster_resources().get("GPU", 0))  # type: ignore[no-untyped-call]
     pool = max(1, min(gpus or slots, len(shards)))
-    # A block a shard: the pool deals blocks, so one of many shards would keep one actor busy and the others idle.
+    # One block for each shard: actors take whole blocks, so a block of many shards would leave the other actors idle.
     rows = ray.data.from_items([{"shard": shard.name} for shard in shards], override_num_blocks=len(shards))
     done = rows.map_batches(
         _Actor,

@@ -14,7 +14,7 @@ import typer
 from infra.output import print_json
 
 if TYPE_CHECKING:
-    from pipelines.ingest.job import Outcome
+    from pipelines.ingest.job import IngestOutcome
     from pipelines.ingest.request import IngestConfig, Request
 
 _log = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ def _load(kind: type[Any], config_file: str | None, sets: list[str]) -> tuple[An
     return loaded.source, IngestConfig(**own)
 
 
-def _print(outcome: Outcome, *, as_json: bool) -> None:
+def _print(outcome: IngestOutcome, *, as_json: bool) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class IngestOutcome:
     """What an ingestion ended with.
 
     excluded: scenes that were left out, by set and kind of match. seconds: wall time without the start of Ray. peak_rss_bytes: largest peak of resident memory of one worker process.
@@ -64,7 +64,7 @@ class Outcome:
     notes: Sequence[str]
 
 
-def ingest(request: Request, home: Home, workers: Workers) -> Outcome:
+def ingest(request: Request, home: Home, workers: Workers) -> IngestOutcome:
     """Run the whole job and commit its version.
 
     Raises InputError for bad inputs, RejectBudgetError over budget, AccountingError if a text was lost, IntegrityError
@@ -303,9 +303,9 @@ def _outcome(
     done: Sequence[ShardDone],
     url: str,
     measured: tuple[float, int, Sequence[str]],
-) -> Outcome:
+) -> IngestOutcome:
     seconds, peak, notes = measured
-    return Outcome(
+    return IngestOutcome(
         dataset=record.dataset,
         version=record.version,
         snapshot_id=committed.snapshot_id,

@@ -14,7 +14,7 @@ import pytest
 from infra.home import resolve
 from infra.session import Workers, open_workers
 from pipelines.ingest.commands import build_request
-from pipelines.ingest.job import Outcome, ingest
+from pipelines.ingest.job import IngestOutcome, ingest
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -34,12 +34,12 @@ def write_inputs(folder: Path) -> list[str]:
 SETS = ["source.text=caption:alt", "source.id=image", "scenes_per_shard=16"]
 
 
-def run(paths: list[str], home: Path, workers: Workers, sets: list[str] | None = None) -> Outcome:
+def run(paths: list[str], home: Path, workers: Workers, sets: list[str] | None = None) -> IngestOutcome:
     request = build_request("table", paths, "things", None, sets or SETS, 0.2)
     return ingest(request, resolve(str(home)), workers)
 
 
-def in_process(paths: list[str], home: Path, sets: list[str] | None = None) -> Outcome:
+def in_process(paths: list[str], home: Path, sets: list[str] | None = None) -> IngestOutcome:
     with open_workers(address=None, num_cpus=0) as workers:
         return run(paths, home, workers, sets)
 

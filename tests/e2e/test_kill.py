@@ -20,7 +20,7 @@ from catalog.versions.collect import collect
 from infra.home import resolve
 from infra.session import open_workers
 from pipelines.ingest.commands import build_request
-from pipelines.ingest.job import Outcome, ingest
+from pipelines.ingest.job import IngestOutcome, ingest
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
@@ -40,7 +40,7 @@ def run(command: list[str], *, home: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def ingest_here(home: Path) -> Outcome:
+def ingest_here(home: Path) -> IngestOutcome:
     """The same job in this process."""
     with open_workers(address=None, num_cpus=0) as workers:
         return ingest(build_request("toyworld", [], None, None, SETS, 0.2), resolve(str(home)), workers)

@@ -13,7 +13,7 @@ from infra.errors import InputError, RejectBudgetError
 from infra.home import resolve
 from infra.session import open_workers
 from pipelines.ingest.commands import build_request
-from pipelines.ingest.job import Outcome, ingest
+from pipelines.ingest.job import IngestOutcome, ingest
 
 REAL = Path(os.environ.get("GOODVIEWS_REAL_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
@@ -25,7 +25,7 @@ def real(*names: str) -> list[str]:
     return [str(p) for p in paths]
 
 
-def run(source: str, paths: list[str], home: Path, sets: list[str] | None = None, budget: float = 0.2) -> Outcome:
+def run(source: str, paths: list[str], home: Path, sets: list[str] | None = None, budget: float = 0.2) -> IngestOutcome:
     request = build_request(source, paths, source, None, sets or [], budget)
     with open_workers(address=None, num_cpus=0) as workers:
         outcome = ingest(request, resolve(str(home)), workers)
@@ -33,11 +33,11 @@ def run(source: str, paths: list[str], home: Path, sets: list[str] | None = None
     return outcome
 
 
-def table(outcome: Outcome, kind: str) -> pa.Table:
+def table(outcome: IngestOutcome, kind: str) -> pa.Table:
     return ds.dataset(Path(outcome.url) / kind, format="parquet").to_table()
 
 
-def captions_before_cleaning(outcome: Outcome) -> Counter[int]:
+def captions_before_cleaning(outcome: IngestOutcome) -> Counter[int]:
     """Number of scenes by number of texts read, kept or not."""
     read: Counter[str] = Counter()
     for scene in table(outcome, "scenes").select(["scene_key", "captions"]).to_pylist():
@@ -81,7 +81,7 @@ def test_laion_alt_texts_through_table(tmp_path: Path) -> None:
     assert len(set(table(grouped, "scenes")["scene_key"].to_pylist())) == grouped.scenes == 9_999
 
 
-def captions_by_scene(outcome: Outcome) -> dict[str, list[str]]:
+def captions_by_scene(outcome: IngestOutcome) -> dict[str, list[str]]:
     rows = table(outcome, "scenes").select(["scene_key", "captions"]).to_pylist()
     return {row["scene_key"]: [c["text"] for c in row["captions"]] for row in rows}
 

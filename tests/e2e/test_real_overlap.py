@@ -13,13 +13,13 @@ from catalog.rows import overlaps
 from infra.home import Home, resolve
 from infra.session import open_workers
 from pipelines.ingest.commands import build_request
-from pipelines.ingest.job import Outcome, ingest
+from pipelines.ingest.job import IngestOutcome, ingest
 
 REAL = Path(os.environ.get("GOODVIEWS_REAL_DATA", Path(__file__).parents[3] / "shared" / "data"))
 SPLIT_LISTS = [f"Flickr_8k.{split}Images.txt" for split in ("train", "dev", "test")]
 
 
-def run(home: Home, source: str, paths: list[Path], dataset: str, *sets: str) -> Outcome:
+def run(home: Home, source: str, paths: list[Path], dataset: str, *sets: str) -> IngestOutcome:
     request = build_request(source, [str(path) for path in paths], dataset, None, ["views=", *sets], 0.2)
     with open_workers(address=None, num_cpus=0) as workers:
         return ingest(request, home, workers)

@@ -137,7 +137,7 @@ def test_imports_of_one_label_are_of_one_space_and_others_are_not_known_to_be(
         ({"keys": np.array(KEYS), "vectors": VECTORS.astype(np.int8)}, "are int8"),
         ({"keys": np.array([*KEYS[:3], "dog"]), "vectors": VECTORS}, "Scene 'dog', item 0, stands twice"),
         ({"keys": np.array([*KEYS[:3], ""]), "vectors": VECTORS}, "without a key"),
-        ({"keys": np.arange(4), "vectors": VECTORS}, "keys are one row of strings"),
+        ({"keys": np.arange(4), "vectors": VECTORS}, "keys are a one-dimensional array of strings"),
         (
             {"keys": np.array(KEYS), "vectors": np.where(VECTORS == VECTORS[2, 1], np.nan, VECTORS)},
             "scene 'ant', item 0",
@@ -147,8 +147,8 @@ def test_imports_of_one_label_are_of_one_space_and_others_are_not_known_to_be(
             "4 of 4 vectors of layer 0 are not finite",
         ),
         ({"keys": np.array(KEYS), "vectors": VECTORS, "items": np.arange(4)}, "a scene has one vector"),
-        ({"keys": np.array(KEYS), "vectors": VECTORS, "items": np.arange(3)}, "wanted are 4 integers"),
-        ({"keys": np.array(KEYS), "vectors": VECTORS, "items": np.array([0, 0, 0, -1])}, "integers from 0 on"),
+        ({"keys": np.array(KEYS), "vectors": VECTORS, "items": np.arange(3)}, "must be 4 integers"),
+        ({"keys": np.array(KEYS), "vectors": VECTORS, "items": np.array([0, 0, 0, -1])}, "4 integers, 0 or more"),
         ({"names": np.array(KEYS), "vectors": VECTORS}, "holds the arrays names, vectors, but no keys"),
         ({"keys": np.array(KEYS, object), "vectors": VECTORS}, "cannot be read as npz"),
     ],
@@ -221,7 +221,7 @@ def test_keys_are_scene_keys_or_source_ids_of_the_dataset(home: Home, tmp_path: 
         InputError, match=r"3 of 4 keys of .*c.npz are neither scene keys nor source ids of zoo, for example 'dog'"
     ):
         import_vectors(ImportConfig(file=other, name="c", dataset="zoo"), home)
-    with pytest.raises(InputError, match="The catalog holds no dataset 'cats'; it holds zoo"):
+    with pytest.raises(InputError, match="The catalog holds no dataset cats; it holds zoo@"):
         import_vectors(ImportConfig(file=other, name="c", dataset="cats"), home)
     with pytest.raises(InputError, match="no scene in the split 'night'"):
         import_vectors(ImportConfig(file=other, name="c", dataset="zoo", split="night"), home)

@@ -32,7 +32,7 @@ from infra.home import Home, resolve
 from infra.models import encoders, registry
 from infra.models.pictures import decode
 from infra.session import Workers, open_workers
-from pipelines.embed.job import Outcome, embed
+from pipelines.embed.job import EmbedOutcome, embed
 from pipelines.embed.plan import EmbedConfig, plan_embedding
 from pipelines.embed.pool import _Actor
 from pipelines.ingest.commands import build_request
@@ -63,12 +63,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     return ingested(tmp_path_factory.mktemp("embed") / "home", TOY)
 
 
-def run(home: Home, model: str, of: str = "captions", workers: Workers | None = None, **changes: Any) -> Outcome:
+def run(home: Home, model: str, of: str = "captions", workers: Workers | None = None, **changes: Any) -> EmbedOutcome:
     config = EmbedConfig(model=model, dataset="toy", split="train", observation=of, **changes)
     return embed(plan_embedding(config, home), workers)
 
 
-def rows(home: Home, outcome: Outcome, layer: int | None = None) -> dict[tuple[str, int], NDArray[Any]]:
+def rows(home: Home, outcome: EmbedOutcome, layer: int | None = None) -> dict[tuple[str, int], NDArray[Any]]:
     record = embeddings.find(home, outcome.embedding_id)
     keys, vectors = embeddings.read_keys(home, record), embeddings.read_layer(home, record, layer, verify=True)
     pairs = zip(keys["scene_key"].to_pylist(), keys["item"].to_pylist(), strict=True)
@@ -85,7 +85,7 @@ def encoder(model: str, **choices: Any) -> encoders.TextEncoder:
     return encoders.TextEncoder(found, encoders.describe(found, modality="text", **choices))
 
 
-def digests(home: Home, outcome: Outcome) -> list[tuple[str, str]]:
+def digests(home: Home, outcome: EmbedOutcome) -> list[tuple[str, str]]:
     return [(file.path, file.sha256) for file in embeddings.find(home, outcome.embedding_id).files]
 
 

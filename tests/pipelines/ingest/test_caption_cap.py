@@ -21,7 +21,7 @@ from infra.home import resolve
 from infra.session import open_workers
 from pipelines.ingest import caption_cap, lookup
 from pipelines.ingest.commands import build_request
-from pipelines.ingest.job import Outcome, ingest
+from pipelines.ingest.job import IngestOutcome, ingest
 
 WORDS = ["a dog", "A DOG.", "a cat", "two cats", "...", "!", "rare one", "rare two", "Straße", "STRASSE"]
 
@@ -35,7 +35,7 @@ def rows(seed: int, scenes: int = 60) -> list[tuple[str, str]]:
     return made
 
 
-def run(home: Path, table: list[tuple[str, str]], *sets: str) -> Outcome:
+def run(home: Path, table: list[tuple[str, str]], *sets: str) -> IngestOutcome:
     path = home / "in.parquet"
     home.mkdir(exist_ok=True)
     pq.write_table(pa.table({"id": [i for i, _ in table], "caption": [t for _, t in table]}), path)
@@ -47,12 +47,12 @@ def run(home: Path, table: list[tuple[str, str]], *sets: str) -> Outcome:
     return outcome
 
 
-def table_of(outcome: Outcome, kind: str) -> list[dict[str, Any]]:
+def table_of(outcome: IngestOutcome, kind: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = ds.dataset(Path(outcome.url) / kind, format="parquet").to_table().to_pylist()
     return found
 
 
-def holders(outcome: Outcome) -> dict[str, set[str]]:
+def holders(outcome: IngestOutcome) -> dict[str, set[str]]:
     """Scenes by the normal form of their captions."""
     found: dict[str, set[str]] = defaultdict(set)
     for scene in table_of(outcome, "scenes"):

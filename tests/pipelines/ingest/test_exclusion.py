@@ -19,7 +19,7 @@ from infra.errors import ConfigError, InputError, RejectBudgetError, UsageError
 from infra.home import Home, resolve
 from infra.session import Workers, open_workers
 from pipelines.ingest.commands import app, build_request
-from pipelines.ingest.job import Outcome, ingest
+from pipelines.ingest.job import IngestOutcome, ingest
 from tests.catalog.datasets import image, put_dataset
 
 DOG, PLACEHOLDER = "d" * 64, "b" * 64
@@ -81,7 +81,7 @@ def table(tmp_path: Path) -> list[str]:
 SETS = ["source.id=id", "source.image_sha256=sha", "source.text=caption", "scenes_per_shard=4"]
 
 
-def run(home: Home, table: list[str], *sets: str, budget: float = 0.0, workers: Workers | None = None) -> Outcome:
+def run(home: Home, table: list[str], *sets: str, budget: float = 0.0, workers: Workers | None = None) -> IngestOutcome:
     request = build_request("table", table, "web", None, [*SETS, *sets], budget)
     if workers is not None:
         return ingest(request, home, workers)
@@ -89,12 +89,12 @@ def run(home: Home, table: list[str], *sets: str, budget: float = 0.0, workers: 
         return ingest(request, home, here)
 
 
-def rows(outcome: Outcome, kind: str) -> list[dict[str, Any]]:
+def rows(outcome: IngestOutcome, kind: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = ds.dataset(Path(outcome.url) / kind, format="parquet").to_table().to_pylist()
     return found
 
 
-def kept(outcome: Outcome) -> set[str]:
+def kept(outcome: IngestOutcome) -> set[str]:
     return {row["source_id"] for row in rows(outcome, "scenes")}
 
 

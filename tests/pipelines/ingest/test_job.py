@@ -16,19 +16,21 @@ from infra.home import resolve
 from infra.session import open_workers
 from infra.storage import files
 from pipelines.ingest.commands import build_request
-from pipelines.ingest.job import Outcome, _check_unchanged, ingest
+from pipelines.ingest.job import IngestOutcome, _check_unchanged, ingest
 from pipelines.ingest.plan import plan_shards
 from pipelines.ingest.preview import examine
 from pipelines.ingest.request import input_files
 
 
-def run(source: str, paths: list[Path], home: Path, sets: list[str] | None = None, budget: float = 0.2) -> Outcome:
+def run(
+    source: str, paths: list[Path], home: Path, sets: list[str] | None = None, budget: float = 0.2
+) -> IngestOutcome:
     request = build_request(source, [str(p) for p in paths], "made", None, sets or [], budget)
     with open_workers(address=None, num_cpus=0) as workers:
         return ingest(request, resolve(str(home)), workers)
 
 
-def rows(outcome: Outcome, kind: str) -> list[dict[str, Any]]:
+def rows(outcome: IngestOutcome, kind: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = ds.dataset(Path(outcome.url) / kind, format="parquet").to_table().to_pylist()
     return found
 
@@ -235,7 +237,7 @@ def test_a_job_that_is_overtaken_by_another_of_its_version_ends_with_that_versio
     path = captions(tmp_path / "t.parquet", [f"text {i}" for i in range(9)])
     sets = ["source.text=caption", 'exclude.sets=["eval"]', "exclude.by=captions", "scenes_per_shard=3"]
     make_folder, once = files._make_folder, threading.Lock()
-    others: list[Outcome] = []
+    others: list[IngestOutcome] = []
 
     def overtaken(folder: str) -> None:
         make_folder(folder)

@@ -14,7 +14,7 @@ from infra.errors import StorageError
 from infra.home import resolve
 from infra.session import open_workers
 from pipelines.ingest.commands import build_request
-from pipelines.ingest.job import Outcome, ingest
+from pipelines.ingest.job import IngestOutcome, ingest
 from pipelines.records import Batch, Piece
 from pipelines.sources.tables.table import Table
 from pipelines.sources.toyworld.source import Toyworld
@@ -65,7 +65,7 @@ def nothing_breaks() -> Iterator[None]:
     _reads.clear()
 
 
-def run(folder: Path, source: str, paths: list[str], sets: list[str], flaky: type | None) -> Outcome:
+def run(folder: Path, source: str, paths: list[str], sets: list[str], flaky: type | None) -> IngestOutcome:
     request = build_request(source, paths, "toy", None, sets, 0.2)
     if flaky is not None:
         given: Any = request.source
@@ -75,7 +75,7 @@ def run(folder: Path, source: str, paths: list[str], sets: list[str], flaky: typ
         return ingest(request, resolve(str(folder)), workers)
 
 
-def files(outcome: Outcome) -> dict[str, bytes]:
+def files(outcome: IngestOutcome) -> dict[str, bytes]:
     root = Path(outcome.url)
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 

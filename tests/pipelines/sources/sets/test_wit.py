@@ -14,7 +14,7 @@ from infra.errors import InputError, IntegrityError
 from infra.home import resolve
 from infra.session import open_workers
 from pipelines.ingest.commands import build_request
-from pipelines.ingest.job import Outcome, ingest
+from pipelines.ingest.job import IngestOutcome, ingest
 from pipelines.sources.sets import wit
 from pipelines.sources.sets.wit import Wit
 
@@ -95,7 +95,7 @@ def test_lines_that_do_not_parse_are_rejects(write_text: Any, read_whole: Any) -
 
 
 def test_two_rows_of_one_name_fail_and_folders_tell_pictures_apart(tmp_path: Path, jpeg: bytes) -> None:
-    def ingested(name: str, lines: list[dict[str, Any]]) -> Outcome:
+    def ingested(name: str, lines: list[dict[str, Any]]) -> IngestOutcome:
         root = tmp_path / name
         root.mkdir()
         (root / "metadata.jsonl").write_text("\n\n".join(map(json.dumps, lines)))

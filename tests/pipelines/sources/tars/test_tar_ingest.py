@@ -18,13 +18,13 @@ from infra.errors import InputError, IntegrityError, RejectBudgetError
 from infra.home import Home, resolve
 from infra.session import open_workers
 from pipelines.ingest.commands import build_request
-from pipelines.ingest.job import Outcome, ingest
+from pipelines.ingest.job import IngestOutcome, ingest
 from pipelines.records import Input
 from pipelines.sources.tars.webdataset_tars import WebdatasetTars
 from tests.pipelines.sources.tar_files import picture, tar_of, write_img2dataset, write_tar, write_webdataset
 
 
-def run(source: str, paths: list[str], home: Home, sets: list[str] | None = None, budget: float = 1.0) -> Outcome:
+def run(source: str, paths: list[str], home: Home, sets: list[str] | None = None, budget: float = 1.0) -> IngestOutcome:
     request = build_request(source, paths, source, None, sets or [], budget)
     with open_workers(address=None, num_cpus=0) as workers:
         outcome = ingest(request, home, workers)
@@ -32,13 +32,13 @@ def run(source: str, paths: list[str], home: Home, sets: list[str] | None = None
     return outcome
 
 
-def table(outcome: Outcome, kind: str) -> list[dict[str, Any]]:
+def table(outcome: IngestOutcome, kind: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = ds.dataset(Path(outcome.url) / kind, format="parquet").to_table().to_pylist()
     assert rows
     return rows
 
 
-def captions(outcome: Outcome) -> dict[str, list[tuple[str, str]]]:
+def captions(outcome: IngestOutcome) -> dict[str, list[tuple[str, str]]]:
     """(role, text) of each scene by key."""
     return {s["scene_key"]: [(c["role"], c["text"]) for c in s["captions"]] for s in table(outcome, "scenes")}
 

@@ -1,7 +1,7 @@
-"""Who made an embedding set: which run, arm, seed and moment, under a name that tells encoders of one page apart.
+"""Who made an embedding set: which run, arm, seed and checkpoint, under a name that tells encoders of one page apart.
 
 Owns: reading sets and runs from the catalog, and their names on a page. Does not own: scores.
-Invariant: two encoders bear one label only when their vectors come from the same run and moment, or from the same model; runs
+Invariant: two encoders bear one label only when their vectors come from the same run and checkpoint, or from the same model; runs
 are one system only when their configs differ in nothing but the seed and what decides no result (`run`, `forecast`).
 """
 
@@ -10,15 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
 from catalog.lake.answers import printable
 from catalog.lake.lake import Lake
-
-MOMENTS: Final = {"untrained": "untrained", "epoch-001": "after one epoch", "best": "best validation loss"}
-TRAINED: Final = "trained"
+from infra.models import checkpoints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +36,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
-    """One side of a score. system: what seeds are averaged over; moment: see MOMENTS, else `trained`."""
+    """One side of a score. system: what seeds are averaged over; checkpoint: None for the last."""
 
     name: str
     "Of the embedding set."
@@ -47,7 +45,7 @@ class Encoder:
     arm: str | None
     run_id: str | None
     seed: int | None
-    moment: str
+    checkpoint: str | None
     observation: str | None
     samples: int | None
     dataset: str | None
@@ -57,7 +55,7 @@ class Encoder:
     @property
     def is_trained_here(self) -> bool:
         """Whether it is the last state of a run of this catalog."""
-        return self.run_id is not None and self.moment == TRAINED
+        return self.run_id is not None and self.checkpoint is checkpoints.LAST
 
 
 def records(reader: Lake, query: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
@@ -105,7 +103,7 @@ def unknown(name: str) -> Encoder:
         arm=None,
         run_id=None,
         seed=None,
-        moment=TRAINED,
+        checkpoint=checkpoints.LAST,
         observation=None,
         samples=None,
         dataset=None,
@@ -117,20 +115,19 @@ def unknown(name: str) -> Encoder:
 def _encoder(row: Mapping[str, Any], runs: Mapping[str, Run]) -> Encoder:
     run = runs.get(row["run_id"] or "")
     model = str(row["model"])
-    suffix = model.partition("@")[2] if model.startswith("run:") else ""
-    moment = MOMENTS.get(suffix, suffix or TRAINED)
-    said = "" if moment == TRAINED else f", {moment}"
+    checkpoint = checkpoints.checkpoint_of(model)
+    said = f", {checkpoints.label(checkpoint)}" if checkpoint else ""
     label = f"{run.label}{said}" if run else f"{_short(model)}{'' if row['run_id'] is None else said}"
     # Control characters would make an SVG that no browser reads.
     label = printable(label)
     return Encoder(
         name=row["name"],
         label=label,
-        system=f"{run.system if run else model}@{moment}",
+        system=f"{run.system if run else model}@{checkpoints.label(checkpoint)}",
         arm=run.arm if run else None,
         run_id=row["run_id"],
         seed=run.seed if run else None,
-        moment=moment,
+        checkpoint=checkpoint,
         observation=row["observation"],
         samples=row["samples"],
         dataset=row["dataset"],

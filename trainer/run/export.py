@@ -24,14 +24,13 @@ import torch
 from infra import config as configs
 from infra import storage
 from infra.errors import ConfigError, ConflictError, IntegrityError, StorageError
+from infra.models.checkpoints import RECORD
 from infra.storage import FileRecord
 from trainer.data.tokenizer import TextTokenizer
 from trainer.model.encoder import EncoderConfig, TextEncoder, bert_config
 
 PUBLICATION = "config.json"
 "Written last, and removed first where folders cannot be renamed: without it no library loads the folder."
-RECORD = "goodviews.json"
-"What the encoder is and where it comes from; only a folder that holds one is ever replaced."
 
 
 def export_encoder(

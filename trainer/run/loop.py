@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from infra import seeds, storage
 from infra.errors import ConflictError, GoodviewsError
 from infra.home import Home
+from infra.models.checkpoints import BEST, FIRST_EPOCH, LAST, UNTRAINED, folder_name
 from trainer.data.plan import Cursor
 from trainer.data.stream import StepBatch
 from trainer.model import distributed
@@ -112,9 +113,9 @@ class _Training:
         self.total = self.plan.total_steps
         self.bare = build_model(self.recipe).to(place.device)
         self.optimizer = build_optimizer(self.recipe.optimizer, self.bare)
-        self.checkpoints = run_record.checkpoints_url(job.url, job.record)
+        self.checkpoints_url = run_record.checkpoints_url(job.url, job.record)
         self.config_digest = recipe.digest(self.recipe)
-        state = checkpoint.newest(self.checkpoints)
+        state = checkpoint.newest(self.checkpoints_url)
         self.start = self._restore(state)
         self.best_loss = None if state is None else state.best_loss
         self.model = self._wrapped()
@@ -134,7 +135,7 @@ class _Training:
             message = f"The newest checkpoint of run {self.job.run_id} was written under config {state.config_digest}, the run now has {self.config_digest}. Its record was changed; start a new run."
             raise ConflictError(message)
         step = self.plan.resume(Cursor(step=state.step, plan_digest=state.plan_digest))
-        checkpoint.load(self.checkpoints, state, self.bare, self.optimizer)
+        checkpoint.load(self.checkpoints_url, state, self.bare, self.optimizer)
         return step
 
     def _wrapped(self) -> Any:
@@ -160,13 +161,13 @@ class _Training:
     def run(self) -> None:
         """All steps that are left, then the last export."""
         if self.start == 0:
-            self._export("encoder-untrained")
+            self._export(UNTRAINED)
         stream = self.materials.stream(rank=self.place.rank, world=self.place.world)
         batches = stream.batches(self.start, self.total)
         for batch in self._waited(batches):
             self._step(batch)
             self._after(batch)
-        self._export("encoder")
+        self._export(LAST)
         if self.reporter is not None:
             self.reporter.close()
 
@@ -224,7 +225,7 @@ class _Training:
         if ends_epoch or is_last:
             self._validate(batch.epoch, done)
         if ends_epoch and batch.epoch == 0:
-            self._export("encoder-epoch-001")
+            self._export(FIRST_EPOCH)
         if saves or done % settings.record_every_steps == 0:
             self._record()
         if saves:
@@ -329,7 +330,7 @@ class _Training:
             self.reporter.metrics(done, {"validation_loss": loss, "epoch": float(epoch)})
         if self.best_loss is None or loss < self.best_loss:
             self.best_loss = loss
-            self._export("encoder-best")
+            self._export(BEST)
 
     def _record(self) -> None:
         ledger = self.recorder.flush()
@@ -351,10 +352,10 @@ class _Training:
             views_hash=f"{totals.views_hash:016x}",
             best_loss=self.best_loss,
         )
-        checkpoint.save(self.checkpoints, state, self.bare, self.optimizer)
-        checkpoint.prune(self.checkpoints, keep=self.recipe.run.keep_checkpoints)
+        checkpoint.save(self.checkpoints_url, state, self.bare, self.optimizer)
+        checkpoint.prune(self.checkpoints_url, keep=self.recipe.run.keep_checkpoints)
 
-    def _export(self, name: str) -> None:
+    def _export(self, at: str | None) -> None:
         if self.place.rank != 0:
             return
         record, totals = self.job.record, self.recorder.totals
@@ -367,7 +368,7 @@ class _Training:
             "samples": totals.samples,
             "tokens": totals.tokens,
         }
-        url = storage.join(self.job.url, name)
+        url = storage.join(self.job.url, folder_name(at))
         export_encoder(
             self.encoder, self.materials.tokenizer, url, max_tokens=self.recipe.views.max_tokens, record=about
         )

@@ -32,9 +32,9 @@ from catalog.rows.runs import METRICS, RunRow
 from infra import seeds, storage
 from infra.errors import InputError, IntegrityError, UsageError
 from infra.home import Home
+from infra.models.checkpoints import FOLDER, RUN_ID
 
 FORMAT: Final = "goodviews-run-1"
-RUN_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 MASK: Final = (1 << 64) - 1
 
 LEDGER: Final = pa.schema(
@@ -113,9 +113,9 @@ def runs_url(home: Home, *names: str) -> str:
 
 def check_run_id(run_id: str) -> str:
     """The id itself. Raises UsageError when it could leave the folder of runs or be read in two ways."""
-    if not RUN_NAME.fullmatch(run_id):
+    if not RUN_ID.fullmatch(run_id):
         raise UsageError(
-            f"The run id {run_id!r} does not match {RUN_NAME.pattern}. Use lower-case letters, digits, `.`, `_` and `-`."
+            f"The run id {run_id!r} does not match {RUN_ID.pattern}. Use lower-case letters, digits, `.`, `_` and `-`."
         )
     return run_id
 
@@ -206,7 +206,7 @@ def encoder_names(url: str) -> list[str]:
     return [
         n
         for n in storage.list_names(url)
-        if n.startswith("encoder") and storage.exists(storage.join(url, n, "config.json"))
+        if n.startswith(FOLDER) and storage.exists(storage.join(url, n, "config.json"))
     ]
 
 

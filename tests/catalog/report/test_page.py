@@ -22,7 +22,7 @@ from catalog.report.contents import read_contents
 from catalog.report.encoders import Encoder
 from catalog.report.gallery import drawn, read_gallery, read_neighbourhoods
 from catalog.report.page import Report, ReportConfig, write_report
-from catalog.report.scores import Score, group, moments, spreads
+from catalog.report.scores import Score, checkpoint_points, group, spreads
 from catalog.report.sections import interval, number, table
 from catalog.rows.alignments import AlignmentRow, record_alignments
 from infra import storage
@@ -337,7 +337,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_no_seeds_of_one_system(tmp_p
     scores, encoders = scores_of(full.home)
     (main,) = group(s for s in scores if s.metric == "mutual_knn")
     assert {line.label: line.seeds for line in spreads(main)} == {"good": 2, "bad": 2, "next-token": 2}
-    points = moments(main.scores, encoders)
+    points = checkpoint_points(main.scores, encoders)
     assert points["good", "good-s0"] == [(0, 0.0815), (256, 0.0915), (15_360, 0.4375)]
 
 

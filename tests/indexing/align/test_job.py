@@ -177,7 +177,7 @@ def test_a_rival_is_scored_on_the_common_scenes_and_the_difference_is_paired(hom
     assert [(row["value"], row["low"], row["high"]) for row in same] == [(0, 0, 0)] * 2
 
 
-def test_earlier_moments_of_the_run_stand_beside_its_score(home: Home) -> None:
+def test_earlier_checkpoints_of_the_run_stand_beside_its_score(home: Home) -> None:
     x, y = related(0, 50, 6, 5)
     g = np.random.default_rng(5)
     facts = {"run_id": "r1", "dataset": "d", "version": "1", "split": "test"}
@@ -194,7 +194,7 @@ def test_earlier_moments_of_the_run_stand_beside_its_score(home: Home) -> None:
     assert turned["untrained_value"] == row["untrained_value"]
 
 
-def test_an_earlier_moment_of_other_layers_or_of_another_make_stands_beside_nothing(home: Home) -> None:
+def test_an_earlier_checkpoint_of_other_layers_or_of_another_make_stands_beside_nothing(home: Home) -> None:
     x, y = related(0, 50, 6, 5)
     g = np.random.default_rng(5)
     weak, noise = x + g.normal(size=x.shape), g.normal(size=x.shape)
@@ -215,7 +215,7 @@ def test_an_earlier_moment_of_other_layers_or_of_another_make_stands_beside_noth
         assert (row["untrained_value"], row["first_epoch_value"]) == (untrained, first_epoch), options
 
 
-def test_a_broken_earlier_moment_does_not_take_the_score_with_it(home: Home) -> None:
+def test_a_broken_earlier_checkpoint_does_not_take_the_score_with_it(home: Home) -> None:
     x, y = related(0, 50, 6, 5)
     facts = {"run_id": "r1", "dataset": "d", "version": "1", "split": "test"}
     put_set(home, "last", scene_keys(50), {0: x}, model="run:r1", **facts)

@@ -147,8 +147,8 @@ def test_roles_choose_captions_and_unknown_ones_are_refused(tmp_path: Path, mode
 
 def test_the_exports_of_a_run_are_told_apart_even_with_equal_weights(tmp_path: Path) -> None:
     home = ingested(tmp_path / "home", ["source.scenes=4", "source.val=0", "source.test=0", "source.images=false"])
-    for moment in ("encoder", "encoder-untrained"):
-        folder = tiny_models.save_bert(Path(home.url, "runs", "r1", moment))
+    for checkpoint in ("encoder", "encoder-untrained"):
+        folder = tiny_models.save_bert(Path(home.url, "runs", "r1", checkpoint))
         (folder / "goodviews.json").write_text(json.dumps({"record": {"samples": 7, "tokens": 70, "steps": 2}}))
     about = {"run_id": "r1", "dataset": "toy", "version": "v", "split": "train", "config": {}}
     Path(home.url, "runs", "r1", "run.json").write_text(json.dumps(about))

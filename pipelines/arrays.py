@@ -35,6 +35,11 @@ def run_starts(values: Ints) -> Ints:
     return np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
 
 
+def run_lengths(starts: Ints, total: int) -> Ints:
+    """Length of each run of `total` values, from the first places that `run_starts` gives."""
+    return np.diff(np.append(starts, total))
+
+
 def is_none(values: NDArray[np.object_]) -> NDArray[np.bool_]:
     """Which entries (N,) of an object array are None."""
     return np.asarray(np.equal(values, None), np.bool_)  # type: ignore[call-overload]  # numpy's stubs know no objects

@@ -1,7 +1,7 @@
 """Publish vectors from an npz, npy or parquet file as an embedding set.
 
-Invariant: the set has the rows, the keys and the dtype (float64 becomes float32) of the file, or nothing is published: no
-row is dropped, no pickle is read. N rows, D dims.
+Invariant: the set has the rows, the keys and the dtype (float64 becomes float32) of the file, or nothing is published:
+no row is dropped, no pickle is read. N rows, D dims.
 
     .npz      arrays `keys` (N,), `vectors` (N, D), optional `items` (N,)
     .npy      vectors (N, D), with --keys FILE: one key a line, a tab and the item behind it where there are items
@@ -162,8 +162,8 @@ def _read_npz(config: ImportConfig) -> VectorTable:
         names = {name.removesuffix(".npy"): name for name in archive.namelist()}
         if missing := {"keys", "vectors"} - set(names):
             raise InputError(
-                f"{config.file} holds the arrays {', '.join(sorted(names))}, but no {' and no '.join(sorted(missing))}. "
-                "Save it with np.savez(file, keys=..., vectors=...)."
+                f"{config.file} holds the arrays {', '.join(sorted(names))}, but no "
+                f"{' and no '.join(sorted(missing))}. Save it with np.savez(file, keys=..., vectors=...)."
             )
         arrays = {}
         for name in ("keys", "vectors", "items"):
@@ -232,7 +232,8 @@ def _lists(column: pa.ChunkedArray, name: str, file: str) -> NDArray[Any]:
     if len(column) and (len(lengths) != 1 or not lengths[0] or column.null_count):
         found = ", ".join(sorted(str(length) for length in lengths)[:5])
         raise InputError(
-            f"Column {name} of {file} holds lists of the lengths {found}; all vectors have one length, and none is null."
+            f"Column {name} of {file} holds lists of the lengths {found}; all vectors have one length, and none is "
+            "null."
         )
     flat = pc.list_flatten(column).combine_chunks()
     if flat.null_count:
@@ -257,7 +258,8 @@ def _checked(table: VectorTable, config: ImportConfig) -> VectorTable:
             )
         if vectors.dtype.kind != "f":
             raise InputError(
-                f"The vectors of {config.file} are {vectors.dtype}; cosines need floating point. Convert them to float32."
+                f"The vectors of {config.file} are {vectors.dtype}; cosines need floating point. Convert them to "
+                "float32."
             )
         native = "float16" if vectors.dtype.itemsize == 2 else "float32"
         with np.errstate(over="ignore"):
@@ -267,8 +269,8 @@ def _checked(table: VectorTable, config: ImportConfig) -> VectorTable:
     items = table.items
     if items.shape != (n,) or items.dtype.kind not in "iu" or (n and items.min() < 0):
         raise InputError(
-            f"The items of {config.file} have shape {items.shape} and dtype {items.dtype}; they must be {n:,} integers, "
-            "0 or more."
+            f"The items of {config.file} have shape {items.shape} and dtype {items.dtype}; they must be {n:,} "
+            "integers, 0 or more."
         )
     if table.keys.null_count or pc.any(pc.equal(table.keys, "")).as_py():
         raise InputError(f"{config.file} has a row without a key, which could never be joined. Name every row.")
@@ -309,7 +311,7 @@ def _with_scene_keys(table: VectorTable, known: pa.Table | None, config: ImportC
         lost = table.keys.filter(pc.is_null(keys))
         at = config.dataset if config.split is None else f"the split {config.split} of {config.dataset}"
         raise InputError(
-            f"{len(lost):,} of {len(table.keys):,} keys of {config.file} are neither scene keys nor source ids of {at}, "
-            f"for example {lost[0].as_py()!r}. Rows that name no scene could never be joined."
+            f"{len(lost):,} of {len(table.keys):,} keys of {config.file} are neither scene keys nor source ids of "
+            f"{at}, for example {lost[0].as_py()!r}. Rows that name no scene could never be joined."
         )
     return VectorTable(keys=keys, items=table.items, layers=table.layers)

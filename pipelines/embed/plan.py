@@ -29,7 +29,7 @@ AVERAGING: Final = "unit(mean(unit(caption)))"
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedConfig:
-    """Options of one set. layers, pooling: as in `infra.models.encoders.describe`. images: folders and tars of images."""
+    """Options of one set. layers, pooling: as in `infra.models.encoders.describe`. images: folders and tars."""
 
     model: str
     dataset: str
@@ -231,7 +231,8 @@ def published_set(home: Home, embedding_id: str, *, name: str | None, subject: s
     record = embeddings.read_record(home, embedding_id)
     if name is not None and name != record.name:
         raise ConflictError(
-            f"{subject} there already, as {record.name!r} ({embedding_id}). Use that name, or remove {record.url} first."
+            f"{subject} there already, as {record.name!r} ({embedding_id}). Use that name, or remove {record.url} "
+            "first."
         )
     if not all(embeddings.is_whole(home, record, file) for file in record.files):
         return None

@@ -1,9 +1,8 @@
-"""Cleaning of texts: what a human wrote stays, what a pipeline did to it goes, what is no caption becomes a reject.
+"""Clean texts: undo what pipelines did to them, and reject what is no caption.
 
-Owns: the rule for one text (`clean_text`), its vectorised form (`clean_texts`), the captions of broken pictures. Does not
-own: the normal form by which repeats are found (`catalog.wording`), grouping, and what happens to a rejected text.
 Invariant: `clean_texts` equals `clean_text` row by row. It is fast because one pass over the bytes finds the rows that
-need no change at all (most ASCII captions); only the others are cleaned one at a time in Python.
+need no change (most ASCII captions); only the others are cleaned one at a time in Python. `catalog.wording` has the
+normal form by which repeats are found.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from catalog.wording import normal_form
 from infra.errors import ConfigError
 from pipelines.arrays import offsets_of
+from pipelines.records import Source
 
 TRANSFORM_VERSION = "1"
 """Part of every dataset version: raise it whenever a rule of cleaning or grouping gives another result."""
@@ -40,7 +40,7 @@ class CleanConfig:
     max_group_records: int = 64
     "A scene with more records is quarantined whole: hosts serve one placeholder picture under thousands of URLs."
     placeholder_urls: int = 3
-    "From this number of distinct pages (URL without query) on, the alt texts of a scene must resemble one another."
+    "The alt texts of a scene with this many distinct pages (URL without query) or more must resemble one another."
     placeholder_similarity: float = 0.1
     "Smallest mean Jaccard similarity of the words of those alt texts, 0 to 1."
 
@@ -51,12 +51,16 @@ class CleanConfig:
             )
         if self.placeholder_urls < 2:
             raise ConfigError(
-                f"clean.placeholder_urls is {self.placeholder_urls}; one URL says nothing of resemblance. Use 2 or more."
+                f"clean.placeholder_urls is {self.placeholder_urls}; one URL has nothing to resemble. Use 2 or more."
             )
         if not 0 <= self.placeholder_similarity <= 1:
             raise ConfigError(
                 f"clean.placeholder_similarity is {self.placeholder_similarity}; Jaccard similarities lie in 0 to 1."
             )
+
+    def repairs(self, source: Source) -> bool:
+        """Whether literal byte escapes of this source are undone."""
+        return source.repairs_byte_escapes if self.repair_byte_escapes is None else self.repair_byte_escapes
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class Cleaned:
     """Texts after cleaning, aligned with the input.
 
     text: large_string, null where rejected. reason: object array of str or None. detail: sparse, by row.
-    repaired: bool (N,). sums: uint64 (N,), equal for texts of equal normal form (the converse needs a look).
+    repaired: bool (N,). sums: uint64 (N,), equal for texts of equal normal form; the converse must be checked.
     """
 
     text: pa.LargeStringArray
@@ -119,7 +123,7 @@ def _is_visible(character: str) -> bool:
 
 
 def _undo_bytes_repr(text: str) -> tuple[str, bool]:
-    """Invert `str(bytes)` without its quotes; the text unchanged when the bytes are not UTF-8."""
+    """Invert `str(bytes)` without its quotes; the text stays as it is when the bytes are not UTF-8."""
 
     def byte(match: re.Match[bytes]) -> bytes:
         code = match.group(1)
@@ -168,8 +172,8 @@ BROKEN_PICTURES = frozenset(
         *(" ".join(["images are missing"] * times) for times in range(1, 41)),
     }
 )
-"""Normal forms of captions that describe a picture which did not load, as seen in Flickr30k and on the web. Whole
-captions only: "We cannot see the face of the girl" is a caption like any other."""
+"""Normal forms of captions of images that did not load, as seen in Flickr30k and on the web. Only whole captions are
+compared: "We cannot see the face of the girl" is a caption like any other."""
 
 
 # --- many texts ---------------------------------------------------------------------------------------------------
@@ -177,7 +181,7 @@ captions only: "We cannot see the face of the girl" is a caption like any other.
 
 @functools.cache
 def _letter_weights() -> bytes:
-    """Weight of each byte in `sums`: 0 for what the normal form drops, equal for both cases of a letter."""
+    """Weight of each byte in `sums`: 0 for bytes that the normal form drops, equal for both cases of a letter."""
     weights = bytearray((code * 167 + 89) % 251 + 1 for code in range(256))
     for code in range(128):
         character = chr(code)
@@ -185,8 +189,8 @@ def _letter_weights() -> bytes:
     return bytes(weights)
 
 
-# `bytes.translate` maps 1.4 GB/s where NumPy's table look-up maps .3; small weights collide now and then, and every
-# collision is looked at, so they cost time and never a wrong answer.
+# `bytes.translate` maps 1.4 GB/s, NumPy's table look-up 0.3. Weights of one byte collide now and then; every collision
+# is checked, so they cost time and never a wrong answer.
 _SPECIAL = bytes(code < 32 or code >= 127 or code in b"&\\" for code in range(256))
 
 
@@ -202,7 +206,7 @@ def _letter_sums(data: bytes, starts: NDArray[np.int64], lengths: NDArray[np.int
 
 def letter_sums(texts: list[str]) -> NDArray[np.uint64]:
     """Letter sums of cleaned texts (N,): equal for texts of equal normal form."""
-    # ASCII texts weigh what their normal form weighs; folding may turn other letters into ASCII ones, so it comes first.
+    # An ASCII text and its normal form have equal sums. Folding may turn other letters into ASCII, so it comes first.
     encoded = [text.encode() if text.isascii() else normal_form(text).encode() for text in texts]
     lengths = np.array([len(e) for e in encoded], np.int64)
     return _letter_sums(b"".join(encoded), np.cumsum(lengths) - lengths, lengths)
@@ -214,7 +218,7 @@ def _broken_sums() -> NDArray[np.uint64]:
 
 
 def clean_texts(raw: pa.LargeBinaryArray, *, repair: bool, entities: bool = True) -> Cleaned:
-    """`clean_text` for a whole array, plus the rejection of captions of broken pictures."""
+    """`clean_text` for a whole array, and the rejection of captions of broken pictures."""
     n = len(raw)
     reason = np.full(n, None, np.object_)
     repaired = np.zeros(n, np.bool_)
@@ -252,7 +256,7 @@ def _scan(raw: pa.LargeBinaryArray) -> tuple[NDArray[np.bool_], NDArray[np.uint6
     starts = offsets[:-1] - offsets[0]
     special = np.frombuffer(data.translate(_SPECIAL), np.uint8).copy()
     blank = np.frombuffer(data, np.uint8) == 32
-    special[1:] |= blank[1:] & blank[:-1]  # a pair across two rows only sends a clean row down the slow path
+    special[1:] |= blank[1:] & blank[:-1]  # a pair across two rows only costs a slow path
     filled = np.flatnonzero(lengths > 0)
     slow[filled] |= np.maximum.reduceat(special, starts[filled]) > 0
     slow[filled] |= blank[starts[filled]] | blank[starts[filled] + lengths[filled] - 1]
@@ -263,5 +267,5 @@ def _replace(raw: pa.LargeBinaryArray, slow: NDArray[np.bool_], texts: list[str 
     if not texts:
         return raw.cast(pa.large_string())
     encoded = pa.array([None if t is None else t.encode() for t in texts], pa.large_binary())
-    # The cast checks UTF-8 once more: rows outside the slow path are ASCII, so it cannot fail unless the scan is wrong.
+    # Rows outside the slow path are ASCII, so the UTF-8 check of the cast fails only if the scan is wrong.
     return pc.replace_with_mask(raw, pa.array(slow), encoded).cast(pa.large_string())

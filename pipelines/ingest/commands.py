@@ -1,7 +1,4 @@
-"""Turn caption sets into scenes, view tars and a committed dataset version.
-
-Owns: the command line of `goodviews ingest`. Does not own: the job (`pipelines.ingest.job`).
-"""
+"""Turn caption sets into scenes, view tars and a committed dataset version."""
 
 from __future__ import annotations
 
@@ -77,7 +74,7 @@ def ingest(
 def _preview(
     request: Request, home: str | None, catalog: str | None, *, json: bool, recognised: dict[str, str] | None
 ) -> None:
-    """Show what the job would do. A set to be left out that is not there fails here, as it would in the job."""
+    """Show what the job would do. An unknown set to exclude fails here as it would in the job."""
     from infra.home import resolve
     from pipelines.ingest import exclusion
     from pipelines.ingest.preview import preview
@@ -96,7 +93,8 @@ def _recognise(paths: list[str], limit: int | None, *, dry_run: bool) -> dict[st
 
     if not dry_run or not paths:
         raise UsageError(
-            f"No source was named. Name one of {', '.join(sorted(SOURCES))}, or add --dry-run and --input to see which reads your files."
+            f"No source was named. Name one of {', '.join(sorted(SOURCES))}, or add --dry-run and --input to see which "
+            "reads your files."
         )
     return recognise(paths, limit)
 
@@ -104,7 +102,7 @@ def _recognise(paths: list[str], limit: int | None, *, dry_run: bool) -> dict[st
 def _toml(value: int | str | list[str]) -> str:
     import json
 
-    # Numbers, texts and lists of texts are written alike in JSON and TOML.
+    # JSON and TOML write numbers, strings and lists of strings alike.
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -116,7 +114,7 @@ def build_request(
     sets: list[str],
     max_reject_rate: float,
 ) -> Request:
-    """A checked request from the words of the command line. Raises UsageError, ConfigError or InputError."""
+    """A checked request from the values of the command line. Raises UsageError, ConfigError or InputError."""
     from catalog import schema
     from infra.errors import UsageError
     from pipelines.ingest.request import Request
@@ -132,7 +130,8 @@ def build_request(
     name = dataset or options.name
     if not schema.DATASET_PATTERN.fullmatch(name):
         raise UsageError(
-            f"The dataset name {name!r} does not match {schema.DATASET_PATTERN.pattern}. Use lower-case letters, digits, _ and -."
+            f"The dataset name {name!r} does not match {schema.DATASET_PATTERN.pattern}. Use lower-case letters, "
+            "digits, _ and -."
         )
     if not 0 <= max_reject_rate <= 1:
         raise UsageError(f"--max-reject-rate is {max_reject_rate}; it is a share, from 0 to 1.")

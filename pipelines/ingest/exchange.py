@@ -1,12 +1,11 @@
-"""The shuffle: records of one scene, wherever they were read, brought to the one task that builds their shard.
+"""The shuffle: bring the records of one scene, wherever they were read, to the task that builds their shard.
 
-Owns: which bucket (shard) a record belongs to, the rounds of the exchange, and the format of its files. Does not own: Ray,
-and where the files go (a work folder below HOME that the job removes at its end).
-Invariant: the bucket of a record depends on its source id and split alone; memory is bounded by one piece.
+Invariant: the bucket (shard) of a record depends on its source id and split alone; memory is bounded by one piece.
 
-One round: a task reads a piece of the input and writes one file with a slot for each shard; the task of a shard fetches its
-slot of every file with three range reads. Above `SLOTS_MAX` shards slots would hold a row or two, so a radix of two rounds is
-used: first into bands of about sqrt(shards) shards, then each band, in portions of the size of a piece, into its shards.
+One round: a task reads a piece of the input and writes one file with a slot for each shard; the task of a shard fetches
+its slot of every file with three range reads. Above `SLOTS_MAX` shards a slot would hold a row or two, so there are two
+rounds: the first sorts into bands of about sqrt(shards) shards, the second sorts each band into its shards, in portions
+of the size of a piece.
 
 A file: the slots one after another, each the Arrow IPC streams of its records and of its texts; then int64 offsets
 (2 x slots + 1); then records, texts, slots (int64) and a magic of 8 bytes. Integers are little-endian.
@@ -49,17 +48,16 @@ class Buckets:
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """The rounds of one job. Small, because every shard task carries it.
+    """The rounds of one job; small, because every shard task carries it.
 
-    band: shards a band; None: one round, in which every piece has a slot for every shard.
+    folder: named by the cut of the input (see `plan_exchange`), so files of another cut are never taken for these.
+    band: number of shards in a band; None: one round, in which every piece has a slot for every shard.
     """
 
     folder: str
     pieces: int
     buckets: Buckets
     band: int | None
-
-    # `folder` names the cut of the input (see `plan_exchange`), so files of another cut are never taken for these.
 
     @property
     def bands(self) -> int:
@@ -68,7 +66,7 @@ class Exchange:
 
     @property
     def portions(self) -> int:
-        """Number of second-round files of each band: as many pieces as there are bands make one."""
+        """Number of second-round files of each band. Each joins as many pieces as there are bands."""
         return -(-self.pieces // self.bands)
 
     def piece_url(self, piece: int) -> str:
@@ -83,8 +81,8 @@ class Exchange:
 def plan_exchange(folder: str, pieces: Sequence[Piece], buckets: Buckets, *, slots_max: int = SLOTS_MAX) -> Exchange:
     """One round up to `slots_max` shards, else two; the files go into a subfolder of `folder` named by the cut.
 
-    How the input is cut is no content: another release may cut it elsewhere and resume the same version. Files of the other
-    cut hold other rows under the same numbers, so they must have other names.
+    The cut is not part of the version: another release may cut the input elsewhere and resume the version. Files of the
+    other cut hold other rows under the same numbers, so they need other names.
     """
     band = None if buckets.total <= slots_max else math.isqrt(buckets.total - 1) + 1
     cuts = [(p.input.uri if p.input else "", p.start, p.stop) for p in pieces]
@@ -113,14 +111,14 @@ class RegroupTask:
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """Number of records and texts that one task put into its file."""
+    """Number of records and texts in the file of one task."""
 
     records: int
     texts: int
 
 
 def partition(task: PartitionTask) -> Moved:
-    """Write the file of one piece, unless it is there already (a rerun of a killed job)."""
+    """Write the file of one piece, unless a killed run wrote it."""
     exchange = task.exchange
     url = exchange.piece_url(task.number)
     if storage.exists(url):
@@ -144,7 +142,7 @@ def regroup_tasks(exchange: Exchange) -> list[RegroupTask]:
 
 
 def regroup(task: RegroupTask) -> Moved:
-    """Write one file of the second round, unless it is there already."""
+    """Write one file of the second round, unless a killed run wrote it."""
     exchange, band = task.exchange, task.exchange.band
     if band is None:
         raise IntegrityError("This exchange has one round, so there is nothing to regroup. This is a bug.")
@@ -159,7 +157,7 @@ def regroup(task: RegroupTask) -> Moved:
 
 
 def fetch(exchange: Exchange, shard: int) -> Iterator[Batch]:
-    """The records of one shard, from each file that may hold some, in a fixed order."""
+    """The records of one shard from every file that has a slot for it, in a fixed order."""
     if exchange.band is None:
         for piece in range(exchange.pieces):
             yield _slot(exchange.piece_url(piece), shard)
@@ -180,10 +178,13 @@ def bucket_of(records: pa.Table, buckets: Buckets) -> Ints:
     unknown = sorted(names[i] for i in used if names[i] not in buckets.by_split)
     if unknown:
         known = ", ".join(buckets.by_split)
-        message = f"The input gave split {unknown[0]!r}, which its survey did not announce ({known}). The input changed while it was read; rerun."
-        raise IntegrityError(message)
-    first = np.array([buckets.by_split.get(name, (0, 1))[0] for name in names] or [0], np.int64)
-    count = np.array([buckets.by_split.get(name, (0, 1))[1] for name in names] or [1], np.int64)
+        raise IntegrityError(
+            f"The input gave split {unknown[0]!r}, which its survey did not announce ({known}). The input changed "
+            "while it was read; rerun."
+        )
+    # A dictionary may hold names of no record; (0, 1) stands in for these, and keeps the arrays from being empty.
+    ranges = [buckets.by_split.get(name, (0, 1)) for name in names] or [(0, 1)]
+    first, count = (np.array(values, np.int64) for values in zip(*ranges, strict=True))
     code = np.asarray(split.indices, np.int64)
     ids = column(records, "source_id")
     if ids.null_count:
@@ -203,6 +204,7 @@ def _write(url: str, batch: Batch, slot: Ints, slots: int) -> Moved:
 
 
 def _parts(batch: Batch, slot: Ints, slots: int) -> Iterator[pa.Buffer | bytes]:
+    # Records sorted by slot; texts follow their records, whose numbers then count from the start of the slot.
     order = np.argsort(slot, kind="stable")
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))

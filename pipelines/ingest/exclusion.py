@@ -1,12 +1,12 @@
-"""Scenes that an evaluation set holds too, left out of a dataset as it is ingested.
+"""Leave out of a dataset the scenes that an evaluation set also holds.
 
-Owns: the options, the keys of a scene, and the reason of its texts. Does not own: the keys of the sets (`catalog.overlap.exclusion`).
-Invariant: a scene is left out whole or not at all; its texts are rejects `excluded` that name the set and the kind of match, so
-texts read stay kept + rejects. Which scenes are left out depends on the scene and the sets' versions alone.
+Invariant: a scene is left out whole or not at all; its texts become rejects `excluded` that name the set and the kind
+of match. Which scenes are left out depends on the scene and the versions of the sets alone.
 
-Two scenes are taken for one when they are one photo (`id`), the same bytes (`sha256`) or described by the same set of captions
-(`caption_set`). One shared caption does not make them one: `a dog runs` is said of many photos. Whoever wants no evaluated caption
-in the training texts at all adds `captions`; it leaves out every scene that holds one of them.
+Two scenes count as one when they have one photo (`id`), the same bytes (`sha256`) or the same set of captions
+(`caption_set`). One shared caption is not enough: `a dog runs` describes many photos. To keep every evaluated caption
+out of the training texts, add `captions`; it leaves out every scene that holds one of them. `catalog.overlap.exclusion`
+has the keys of the sets.
 """
 
 from __future__ import annotations
@@ -18,25 +18,24 @@ import numpy as np
 
 from catalog.overlap import exclusion, identity
 from catalog.overlap.leakage import Part
-from catalog.wording import normal_form
 from infra import storage
 from infra.errors import ConfigError, InputError, UsageError
 from infra.home import Home
 from pipelines.arrays import Ints, column, is_none, run_starts
 from pipelines.ingest import lookup
-from pipelines.ingest.group import Scenes
+from pipelines.ingest.group import Scenes, kept_forms
 
 PART_BYTES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExcludeConfig:
-    """Sets whose scenes are left out; the versions they are found at are part of the dataset's version."""
+    """Sets whose scenes are left out; their versions are part of the version of the dataset."""
 
     sets: tuple[str, ...] = ()
     "Each `DATASET[@VERSION][:SPLIT]`, ingested before."
     by: str = "id,sha256,caption_set"
-    "What makes two scenes one: id, sha256, caption_set, captions; commas between."
+    "What makes two scenes one: id, sha256, caption_set, captions; separated by commas."
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.kinds) - set(exclusion.BY))
@@ -53,42 +52,47 @@ class ExcludeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Exclusion:
-    """What a shard task needs: the file of keys and what its numbers mean. Small, because every task carries it."""
+    """The file of keys and the meaning of its numbers; small, because every task carries it."""
 
     url: str
     names: tuple[str, ...]
     kinds: tuple[str, ...]
     source: str
-    "Kind of source of the scenes that are ingested."
+    "Name of the source of the scenes that are ingested."
 
 
 def resolve(home: Home, dataset: str, config: ExcludeConfig) -> tuple[Part, ...]:
-    """The parts that the options name, at their versions of now.
+    """The parts that the options name, at their current versions.
 
-    Raises UsageError when one is of the dataset itself, InputError when the catalog does not hold one, or nothing of one
-    can be recognised: leaving out nothing would look like having nothing in common.
+    Raises UsageError when one is of the dataset itself, InputError when the catalog does not hold one, or no scene of
+    one can be recognised: then nothing would be left out, as if the two had nothing in common.
     """
     if not config.sets:
         return ()
     parts = exclusion.resolve_parts(home, config.sets)
     for part in parts:
         if part.dataset == dataset:
-            message = f"--exclude {part.name} is of the dataset that is ingested, so all of it would leave itself out. Ingest the evaluation set under a name of its own."
-            raise UsageError(message)
+            raise UsageError(
+                f"--exclude {part.name} is of the dataset that is ingested, so every scene would be left out. Ingest "
+                "the evaluation set under a name of its own."
+            )
     if mute := exclusion.mute_parts(home, parts, config.kinds):
-        message = f"Nothing of {', '.join(mute)} can be recognised by {', '.join(config.kinds)}: its ids name nothing outside it, it records no image hash, or its scenes have one caption each. So nothing would be left out; add captions to exclude.by, or ingest it with ids or hashes."
-        raise InputError(message)
+        raise InputError(
+            f"Nothing of {', '.join(mute)} can be recognised by {', '.join(config.kinds)}: its ids name nothing "
+            "outside it, it records no image hash, or its scenes have one caption each. So nothing would be left out; "
+            "add captions to exclude.by, or ingest it with ids or hashes."
+        )
     return parts
 
 
 def publish_keys(home: Home, parts: tuple[Part, ...], task: Exclusion) -> None:
-    """Write the file of keys, unless it is there already (a rerun of a killed job)."""
+    """Write the file of keys, unless a killed run wrote it."""
     if not storage.exists(task.url):
         lookup.publish(task.url, exclusion.keys_of(home, parts, task.kinds))
 
 
 def leave_out(scenes: Scenes, task: Exclusion) -> Scenes:
-    """The same scenes with a reason for every text of those that a set holds."""
+    """The same scenes with a reason for every text of the scenes that a set also holds."""
     keys: list[bytes] = []
     owners: list[int] = []
     ranks: list[int] = []
@@ -99,6 +103,7 @@ def leave_out(scenes: Scenes, task: Exclusion) -> Scenes:
             ranks.append(rank)
     found, numbers = lookup.find(task.url, keys, width=PART_BYTES)
     part = np.ascontiguousarray(numbers).view("<u2").reshape(-1)
+    # Of several matches of a scene, the first kind and then the first set is its reason.
     best: dict[int, tuple[int, int]] = {}
     for row in np.flatnonzero(found).tolist():
         match = ranks[row], int(part[row])
@@ -114,21 +119,22 @@ def leave_out(scenes: Scenes, task: Exclusion) -> Scenes:
 
 
 def _values(scenes: Scenes, task: Exclusion, kind: str) -> list[tuple[int, str]]:
-    """(scene, value) of every thing of one kind; a scene without a kept text has none, since it is left out anyway."""
+    """(scene, value) of every match of one kind that a scene could have."""
     if kind == "id":
         return _identities(scenes, task.source)
     if kind == "sha256":
         shas = column(scenes.records, "image_sha256").to_pylist()
         pairs = zip(scenes.record_scene.tolist(), shas, strict=True)
         return [(scene, sha.lower()) for scene, sha in pairs if scene >= 0 and sha and sha.lower() != identity.NO_BYTES]
-    forms = _forms(scenes)
+    rows, texts = kept_forms(scenes)
+    forms = list(zip(scenes.text_scene[rows].tolist(), texts, strict=True))
     if kind == "captions":
         return forms
     by_scene: dict[int, list[str]] = {}
     for scene, form in forms:
         by_scene.setdefault(scene, []).append(form)
-    sets = ((scene, identity.caption_set(said)) for scene, said in by_scene.items())
-    return [(scene, said) for scene, said in sets if said is not None]
+    sets = ((scene, identity.caption_set(captions)) for scene, captions in by_scene.items())
+    return [(scene, name) for scene, name in sets if name is not None]
 
 
 def _identities(scenes: Scenes, source: str) -> list[tuple[int, str]]:
@@ -142,11 +148,3 @@ def _identities(scenes: Scenes, source: str) -> list[tuple[int, str]]:
         if name := identity.identity(source, id_, address=f"{uri}#{row}", image_uri=image):
             found.append((scene, name))
     return found
-
-
-def _forms(scenes: Scenes) -> list[tuple[int, str]]:
-    """(scene, normal form) of every text that is kept so far and says something."""
-    rows = np.flatnonzero(is_none(scenes.reason))
-    texts = scenes.cleaned.take(rows).to_pylist()
-    pairs = zip(scenes.text_scene[rows].tolist(), map(normal_form, texts), strict=True)
-    return [(scene, form) for scene, form in pairs if form]

@@ -1,15 +1,13 @@
-"""From the records of one shard to scenes: order, keys, groups, repeats, and the reason for everything left out.
+"""Group the records of one shard into scenes: canonical order, scene keys, and the rules for whole scenes.
 
-Owns: the canonical order of records and captions, scene keys and their collisions, the rules that look at a whole scene.
-Does not own: the rule for one text (`clean`), files (`shards`).
-Invariant: the result depends on the set of records, not on the order or the batches in which they came; every row of
-`TEXTS` is either kept or has exactly one reason.
+Invariant: the result depends on the set of records, not on the order or the batches in which they came; every text is
+either kept or has exactly one reason. R records, T texts, S scenes. The rule for one text is in `clean`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,26 +18,35 @@ from numpy.typing import NDArray
 from catalog import schema
 from catalog.wording import normal_form
 from infra.errors import IntegrityError
-from pipelines.arrays import Ints, column, is_none, run_starts
-from pipelines.ingest.clean import CleanConfig, clean_texts
+from pipelines.arrays import Ints, column, is_none, run_lengths, run_starts
+from pipelines.ingest.clean import CleanConfig, Cleaned, clean_texts
 from pipelines.records import RECORDS, TEXTS, Batch
 
 
 @dataclass(frozen=True)
-class Scenes:
-    """Records and texts in canonical order, with what became of each text.
+class Ordered:
+    """Records and texts in canonical order.
 
-    keys (S,): scene keys, ascending by bytes; may include scenes that keep no caption.
-    record_scene (R,), text_scene (T,): scene of each record and text, -1 for records without an id; ascending but for
-    those, which come last. text_index (T,): place of the text among all of its scene. reason (T,): None when kept.
+    record_scene (R,), text_scene (T,): scene of each record and text, ascending; -1 for records without an id, which
+    come last. text_record (T,): record of each text.
     """
 
-    keys: pa.LargeStringArray
     records: pa.Table
     record_scene: Ints
     texts: pa.Table
     text_record: Ints
     text_scene: Ints
+
+
+@dataclass(frozen=True)
+class Scenes(Ordered):
+    """Ordered records and texts, with the fate of each text.
+
+    keys (S,): scene keys, ascending by bytes; may include scenes that keep no caption. text_index (T,): place of the
+    text among all of its scene. reason (T,): None when kept.
+    """
+
+    keys: pa.LargeStringArray
     text_index: Ints
     cleaned: pa.LargeStringArray
     repaired: NDArray[np.bool_]
@@ -69,41 +76,25 @@ def merge(batches: Iterable[Batch]) -> Batch:
 
 
 def group(batch: Batch, *, config: CleanConfig, repair: bool) -> Scenes:
-    """Order the records of a shard, clean their texts and judge every scene.
+    """Order the records of a shard, clean their texts, and give each text that is left out its reason.
 
     Raises IntegrityError when two source ids give one scene key.
     """
     keys, scene_of_record = _scene_of_records(column(batch.records, "source_id"))
-    order = np.lexsort((_ints(batch.records, "source_row"), _uri_ranks(batch.records), scene_of_record))
-    records = batch.records.take(pa.array(order))
-    record_scene = scene_of_record[order]
-    new_place = np.empty(len(order), np.int64)
-    new_place[order] = np.arange(len(order))
-    text_record = new_place[_ints(batch.texts, "record")]
-    text_order = np.argsort(text_record, kind="stable")
-    texts = batch.texts.take(pa.array(text_order))
-    text_record = text_record[text_order]
-    text_scene = record_scene[text_record] - 1
-    record_scene = record_scene - 1
-    # Records without an id sort first as scene 0 and become -1 here; `_nameless_last` puts them behind the scenes.
-    records, record_scene, texts, text_record, text_scene = _nameless_last(
-        records, record_scene, texts, text_record, text_scene
-    )
+    ordered = _ordered(batch, scene_of_record, scenes=len(keys))
+    texts, text_scene = ordered.texts, ordered.text_scene
     cleaned = clean_texts(column(texts, "text"), repair=repair, entities=config.html_entities)
     reason, detail = cleaned.reason, cleaned.detail
     reason[text_scene < 0] = "missing_id"
-    _judge_reader(texts, reason, detail)
-    _judge_groups(_Ordered(records, record_scene, texts, text_record, text_scene), reason, detail, config)
+    _reject_broken(texts, reason, detail)
+    _reject_groups(ordered, reason, detail, config)
     if config.repeats:
-        _judge_repeats(column(texts, "text"), cleaned.text, cleaned.sums, text_scene, reason)
+        _reject_repeats(column(texts, "text"), cleaned, text_scene)
+    starts = run_starts(text_scene)
     return Scenes(
+        **vars(ordered),
         keys=keys,
-        records=records,
-        record_scene=record_scene,
-        texts=texts,
-        text_record=text_record,
-        text_scene=text_scene,
-        text_index=_places(text_scene),
+        text_index=np.arange(len(text_scene)) - np.repeat(starts, run_lengths(starts, len(text_scene))),
         cleaned=cleaned.text,
         repaired=cleaned.repaired,
         reason=reason,
@@ -111,38 +102,68 @@ def group(batch: Batch, *, config: CleanConfig, repair: bool) -> Scenes:
     )
 
 
+def kept_forms(scenes: Scenes) -> tuple[Ints, list[str]]:
+    """Rows and normal forms of the kept texts that have a normal form."""
+    rows = np.flatnonzero(is_none(scenes.reason))
+    forms = [normal_form(text) for text in scenes.cleaned.take(rows).to_pylist()]
+    has_form = np.array([bool(form) for form in forms], np.bool_)
+    return rows[has_form], [form for form in forms if form]
+
+
 # --- order --------------------------------------------------------------------------------------------------------
 
 
+def _ordered(batch: Batch, scene_of_record: Ints, *, scenes: int) -> Ordered:
+    """Records by scene, file and row; texts by record, in the order that the record gives them.
+
+    scene_of_record (R,): rank of the scene's key; `scenes`, which sorts last, for a record without an id.
+    """
+    order = np.lexsort((_ints(batch.records, "source_row"), _uri_ranks(batch.records), scene_of_record))
+    record_scene = scene_of_record[order]
+    record_scene[record_scene == scenes] = -1
+    new_place = np.empty(len(order), np.int64)
+    new_place[order] = np.arange(len(order))
+    text_record = new_place[_ints(batch.texts, "record")]
+    text_order = np.argsort(text_record, kind="stable")
+    text_record = text_record[text_order]
+    return Ordered(
+        records=batch.records.take(pa.array(order)),
+        record_scene=record_scene,
+        texts=batch.texts.take(pa.array(text_order)),
+        text_record=text_record,
+        text_scene=record_scene[text_record],
+    )
+
+
 def _scene_of_records(source_id: pa.LargeStringArray) -> tuple[pa.LargeStringArray, Ints]:
-    """Sorted scene keys, and for each record 1 + the rank of its key (0: no id)."""
+    """Sorted scene keys (S,), and for each record the rank of its key, S if it has no id."""
     encoded = source_id.dictionary_encode()
-    ids, codes = encoded.dictionary, encoded.indices
+    ids = encoded.dictionary
     keys, order = ordered_keys(ids, scene_keys(ids))
-    rank = np.empty(len(ids), np.int64)
-    rank[order] = np.arange(1, len(ids) + 1)
-    plain = np.asarray(codes.fill_null(-1), np.int64)
-    scene = np.where(plain < 0, 0, rank[plain] if len(rank) else 0)
-    return keys, scene.astype(np.int64)
+    rank = np.full(len(ids) + 1, len(ids), np.int64)
+    rank[order] = np.arange(len(ids))
+    return keys, rank[np.asarray(encoded.indices.fill_null(len(ids)), np.int64)]
 
 
 def ordered_keys(ids: pa.LargeStringArray, keys: pa.LargeStringArray) -> tuple[pa.LargeStringArray, Ints]:
     """Keys in ascending order of their bytes, and the places they came from.
 
-    Raises IntegrityError when two different ids have one key: two scenes would silently become one.
+    Raises IntegrityError when two different ids have one key.
     """
     order = np.asarray(pc.sort_indices(keys), np.int64)
     ordered = keys.take(pa.array(order))
     same: Ints = np.flatnonzero(np.asarray(pc.equal(ordered[1:], ordered[:-1])))
     if len(same):
         first, second = sorted(ids[int(order[same[0] + i])].as_py() for i in (0, 1))
-        message = f"The source ids {first!r} and {second!r} give one scene key {ordered[int(same[0])].as_py()!r}. Two scenes would become one; rename one of the ids."
-        raise IntegrityError(message)
+        raise IntegrityError(
+            f"The source ids {first!r} and {second!r} give one scene key {ordered[int(same[0])].as_py()!r}. Two scenes "
+            "would become one; rename one of the ids."
+        )
     return ordered, order
 
 
 def scene_keys(ids: pa.LargeStringArray) -> pa.LargeStringArray:
-    """`catalog.schema.scene_key` for an array without nulls; only ids that are no legal key go through Python."""
+    """`catalog.schema.scene_key` for an array without nulls; only ids that are not legal keys go through Python."""
     legal = pc.and_not(
         pc.match_substring_regex(ids, f"^(?:{schema.KEY_PATTERN.pattern})\\z"),
         pc.starts_with(ids, schema.HASHED_PREFIX),
@@ -154,6 +175,7 @@ def scene_keys(ids: pa.LargeStringArray) -> pa.LargeStringArray:
 
 
 def _uri_ranks(records: pa.Table) -> Ints:
+    """Rank (R,) of the file of each record, because the codes of a dictionary depend on the batches it came in."""
     encoded = column(records, "source_uri")
     uris = encoded.dictionary.to_pylist()
     rank = np.empty(max(1, len(uris)), np.int64)
@@ -161,60 +183,24 @@ def _uri_ranks(records: pa.Table) -> Ints:
     return rank[np.asarray(encoded.indices, np.int64)]
 
 
-def _nameless_last(
-    records: pa.Table, record_scene: Ints, texts: pa.Table, text_record: Ints, text_scene: Ints
-) -> tuple[pa.Table, Ints, pa.Table, Ints, Ints]:
-    nameless = int(np.searchsorted(record_scene, 0))
-    if nameless == 0:
-        return records, record_scene, texts, text_record, text_scene
-    cut = int(np.searchsorted(text_scene, 0))
-    total = len(record_scene)
-    return (
-        pa.concat_tables([records[nameless:], records[:nameless]]).combine_chunks(),
-        np.roll(record_scene, -nameless),
-        pa.concat_tables([texts[cut:], texts[:cut]]).combine_chunks(),
-        (np.roll(text_record, -cut) - nameless) % total,
-        np.roll(text_scene, -cut),
-    )
+# --- texts that are left out --------------------------------------------------------------------------------------
 
 
-def _places(scene: Ints) -> Ints:
-    """0, 1, 2, ... within each run of equal values."""
-    if len(scene) == 0:
-        return np.zeros(0, np.int64)
-    starts = run_starts(scene)
-    return np.arange(len(scene)) - np.repeat(starts, np.diff(np.append(starts, len(scene))))
-
-
-# --- judgement ----------------------------------------------------------------------------------------------------
-
-
-def _judge_reader(texts: pa.Table, reason: NDArray[np.object_], detail: dict[int, str]) -> None:
+def _reject_broken(texts: pa.Table, reason: NDArray[np.object_], detail: dict[int, str]) -> None:
+    """Texts that their reader could not read."""
     broken = column(texts, "broken")
     if broken.null_count == len(broken):
         return
     for row in np.flatnonzero(np.asarray(broken.is_valid())).tolist():
-        why, _, what = broken[row].as_py().partition(": ")
-        reason[row] = why
-        detail[row] = what
+        reason[row], _, detail[row] = broken[row].as_py().partition(": ")
 
 
-@dataclass(frozen=True)
-class _Ordered:
-    """Records and texts in canonical order, with the scene of each."""
-
-    records: pa.Table
-    record_scene: Ints
-    texts: pa.Table
-    text_record: Ints
-    text_scene: Ints
-
-
-def _judge_groups(ordered: _Ordered, reason: NDArray[np.object_], detail: dict[int, str], config: CleanConfig) -> None:
-    """Quarantine whole scenes: too many records, or one picture under unrelated descriptions."""
+def _reject_groups(ordered: Ordered, reason: NDArray[np.object_], detail: dict[int, str], config: CleanConfig) -> None:
+    """Whole scenes: those of too many records, and those with one picture under unrelated descriptions."""
     record_scene, text_scene = ordered.record_scene, ordered.text_scene
+    named = text_scene[text_scene >= 0]  # ascending, and a prefix of text_scene
     starts = run_starts(record_scene)
-    counts = np.diff(np.append(starts, len(record_scene)))
+    counts = run_lengths(starts, len(record_scene))
     large = counts >= min(config.placeholder_urls, config.max_group_records + 1)
     for start, count in zip(starts[large].tolist(), counts[large].tolist(), strict=True):
         scene = int(record_scene[start])
@@ -228,31 +214,26 @@ def _judge_groups(ordered: _Ordered, reason: NDArray[np.object_], detail: dict[i
             if similarity is None or similarity >= config.placeholder_similarity:
                 continue
             why, what = "placeholder_group", f"mean word similarity {similarity:.3f} over {count} records"
-        low, high = np.searchsorted(text_scene[: _named(text_scene)], [scene, scene + 1])
+        low, high = np.searchsorted(named, [scene, scene + 1])
         for row in range(int(low), int(high)):
             if reason[row] is None:
                 reason[row], detail[row] = why, what
 
 
 def _samples(records: pa.Table) -> int:
-    """Number of records of a scene, those of one row of the input (its frames) counted once."""
+    """Number of input rows among the records of a scene: the frames of one row count once."""
     place = np.stack([_uri_ranks(records), _ints(records, "source_row")])
     return 1 + int(np.any(place[:, 1:] != place[:, :-1], axis=0).sum())
 
 
-def _named(text_scene: Ints) -> int:
-    """Number of texts that belong to a scene; the others stand behind them."""
-    return int(np.count_nonzero(text_scene >= 0))
-
-
 _PAGE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^?#]*)")
-"""Host and path of a URL. `urllib` refuses some of what stands in such columns, and its rules change between releases."""
+"""Host and path of a URL. `urllib` refuses some real values, and its rules change between releases."""
 
 
-def _alt_similarity(ordered: _Ordered, rows: slice, reason: NDArray[np.object_], config: CleanConfig) -> float | None:
+def _alt_similarity(ordered: Ordered, rows: slice, reason: NDArray[np.object_], config: CleanConfig) -> float | None:
     """Mean Jaccard similarity of the alt texts' words over all pairs of pages; None when there are too few pages.
 
-    One alt text a page, the first: the same page crawled twice, or with another query string, says nothing new.
+    Only the first alt text of a page counts: the same page with another query string is not independent of it.
     """
     uris = column(ordered.records, "image_uri")[rows.start : rows.stop].to_pylist()
     pages: dict[str, int] = {}
@@ -276,27 +257,22 @@ def _alt_similarity(ordered: _Ordered, rows: slice, reason: NDArray[np.object_],
     return sum(pairs) / len(pairs)
 
 
-def _judge_repeats(
-    raw: pa.LargeBinaryArray,
-    cleaned: pa.LargeStringArray,
-    sums: NDArray[np.uint64],
-    text_scene: Ints,
-    reason: NDArray[np.object_],
-) -> None:
+def _reject_repeats(raw: pa.LargeBinaryArray, cleaned: Cleaned, text_scene: Ints) -> None:
     """Within a scene: the same raw text is `exact_repeat`, the same words are `normalised_repeat`; the first stays."""
+    sums, reason = cleaned.sums, cleaned.reason
     live = np.flatnonzero(is_none(reason) & (text_scene >= 0))
     if len(live) < 2:
         return
+    # Texts of one normal form have one sum, so only runs of equal scene and sum are compared as strings.
     order = live[np.lexsort((live, sums[live], text_scene[live]))]
     same = (text_scene[order[1:]] == text_scene[order[:-1]]) & (sums[order[1:]] == sums[order[:-1]])
     edges = np.flatnonzero(np.diff(np.concatenate([[False], same, [False]]).astype(np.int8)))
     for first, last in edges.reshape(-1, 2).tolist():
-        rows: Sequence[int] = order[first : last + 1].tolist()
         seen_raw: set[bytes] = set()
         seen_words: set[str] = set()
-        for row in rows:
-            text, exact = cleaned[row].as_py(), raw[row].as_py()
-            words = normal_form(text) or text  # a text of signs only stands for itself
+        for row in order[first : last + 1].tolist():
+            text, exact = cleaned.text[row].as_py(), raw[row].as_py()
+            words = normal_form(text) or text  # a text of signs has no normal form and repeats only itself
             if exact in seen_raw:
                 reason[row] = "exact_repeat"
             elif words in seen_words:

@@ -1,9 +1,7 @@
-"""The main job: source files in, a committed version of a dataset out.
+"""The ingest job: source files in, a committed version of a dataset out.
 
-Owns: the order of the steps, the identity of a version, the plan of shards, the budget of rejects and the job record.
-Does not own: what the steps do (`sources`, `exchange`, `shards`, `catalog`).
-Invariant: a version is the digest of what decides its bytes; CPUs, paths, order of inputs and budgets are not in it. Rerun
-after any kill: published shards are kept, the rest is made, and the catalog gets the version once.
+Invariant: a version is the digest of what decides its bytes (`request`); CPUs, paths, order of inputs and budgets are
+not in it. A rerun after any kill keeps published shards, makes the others, and commits the version once.
 """
 
 from __future__ import annotations
@@ -13,37 +11,41 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from catalog import schema
 from catalog.manifest import InputFile, JobRecord
-from catalog.overlap import exclusion as left_out
+from catalog.overlap import exclusion as catalog_exclusion
 from catalog.versions.audit import check_unique_keys
-from catalog.versions.commit import Committed, JobStats, commit_version
+from catalog.versions.commit import JobStats, commit_version
 from infra import storage
 from infra.errors import AccountingError, InputError, IntegrityError, RejectBudgetError, StorageError
 from infra.home import Home
-from infra.progress import Progress, peak_rss_bytes
+from infra.progress import Progress
 from infra.session import Workers
 from pipelines.ingest import exclusion
 from pipelines.ingest.caption_cap import Cap
 from pipelines.ingest.exchange import Exchange, plan_exchange
 from pipelines.ingest.exclusion import Exclusion
 from pipelines.ingest.plan import Plan, plan_shards
-from pipelines.ingest.preparation import prepare
+from pipelines.ingest.preparation import MeasuredWorkers, prepare
 from pipelines.ingest.request import Request, content_of, digest_inputs, input_files, version_of
-from pipelines.ingest.shards import ShardDone, ShardTask, ViewConfig, publish_shard, published_shard
+from pipelines.ingest.shards import PublishedShard, ShardTask, ViewConfig, publish_shard, published_shard
 from pipelines.ingest.tables import Origin
 from pipelines.records import Input, Survey
 
 _log = logging.getLogger(__name__)
 
+OF_RECORD: Final = ("dataset", "version", "scenes", "captions", "texts_read", "texts_kept", "rejects")
+"What an outcome repeats of the job record."
+
 
 @dataclass(frozen=True, kw_only=True)
 class IngestOutcome:
-    """What an ingestion ended with.
+    """Result of an ingestion.
 
-    excluded: scenes that were left out, by set and kind of match. seconds: wall time without the start of Ray. peak_rss_bytes: largest peak of resident memory of one worker process.
+    excluded: scenes that were left out, by set and kind of match. seconds: wall time without the start of Ray.
+    peak_rss_bytes: largest peak of resident memory of one worker process.
     """
 
     dataset: str
@@ -82,20 +84,31 @@ def ingest(request: Request, home: Home, workers: Workers) -> IngestOutcome:
     version = version_of(request.dataset, content, digests)
     plan = plan_shards(request, survey)
     place = _Place(home=home, dataset=request.dataset, version=version)
-    done, peak = _run(request, survey, plan, place, workers)
-    _check(request, done, survey)
-    _check_unchanged(files, stamps)
+    measured = MeasuredWorkers(workers)
+    done = _run(request, survey, plan, place, measured)
     record = _record(request, version, content, digests, done)
+    _check(request, record, survey)
+    _check_unchanged(files, stamps)
     if not plan.keys_are_unique:
         paths = [storage.join(place.version_url, schema.scenes_path(*_split_shard(d.name))) for d in done if d.scenes]
         check_unique_keys(paths, dataset=request.dataset)
     storage.publish(storage.join(place.version_url, schema.JOB_PATH), record.to_json())
+    peak = measured.peak_rss_bytes
     stats = JobStats(started_at=started, seconds=time.time() - started, peak_rss_bytes=peak, workers=workers.slots)
     committed = commit_version(home, request.dataset, version, stats=stats)
     _clear(place.work_url)
-    excluded = _scenes_left_out(request, home, version)
-    outcome = _outcome(record, committed, done, place.version_url, (time.time() - started, peak, survey.notes))
-    return replace(outcome, excluded=excluded)
+    return IngestOutcome(
+        **{name: getattr(record, name) for name in OF_RECORD},
+        snapshot_id=committed.snapshot_id,
+        was_there=committed.was_there,
+        shards=len(done),
+        shards_reused=sum(shard.was_there for shard in done),
+        excluded=_scenes_left_out(request, home, version),
+        seconds=time.time() - started,
+        peak_rss_bytes=peak,
+        url=place.version_url,
+        notes=list(survey.notes),
+    )
 
 
 # --- run ----------------------------------------------------------------------------------------------------------
@@ -103,7 +116,7 @@ def ingest(request: Request, home: Home, workers: Workers) -> IngestOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """Where the version of a job comes to stand, and what the job removes at its end."""
+    """URL of the version, and of the work folder that the job removes at its end."""
 
     home: Home
     dataset: str
@@ -118,42 +131,44 @@ class _Place:
         return self.home.work("ingest", self.dataset, self.version)
 
 
-def _run(request: Request, survey: Survey, plan: Plan, place: _Place, workers: Workers) -> tuple[list[ShardDone], int]:
-    """Publish all shards; returns their totals in shard order and the largest peak RSS of a worker in bytes."""
+def _run(request: Request, survey: Survey, plan: Plan, place: _Place, workers: MeasuredWorkers) -> list[PublishedShard]:
+    """Publish all shards; returns their totals in shard order."""
     exchange = None if plan.direct else plan_exchange(place.work_url, survey.pieces, plan.buckets)
     tasks = _shard_tasks(request, plan, place, exchange)
-    done, peak = _already_published(tasks, place.version_url, workers)
+    done = _already_published(tasks, place.version_url, workers)
     texts_in = None
     if len(done) < len(tasks):
         try:
-            texts_in, peak = prepare(request, survey, place.home, tasks, workers)
+            texts_in = prepare(request, survey, place.home, tasks, workers)
         except (InputError, StorageError):
-            # Another job of this version may have finished meanwhile and removed the work folder, under a reader or a writer.
-            done, peak = _already_published(tasks, place.version_url, workers)
+            # Another job of this version may have finished meanwhile and removed the work folder under this one.
+            done = _already_published(tasks, place.version_url, workers)
             if len(done) < len(tasks):
                 raise
     missing = [i for i in range(len(tasks)) if i not in done]
     with Progress(len(missing), label=f"{request.dataset}: writing shards") as progress:
-        for number, (shard, rss) in workers.map(_measured_shard, [tasks[i] for i in missing]):
+        for number, shard in workers.map(publish_shard, [tasks[i] for i in missing]):
             done[missing[number]] = shard
-            peak = max(peak, rss)
             progress.advance(shards=1, texts=shard.texts_read, rejects=shard.rejects, scenes=shard.scenes)
     ordered = [done[i] for i in range(len(tasks))]
     arrived = sum(d.texts_read for d in ordered)
     if texts_in is not None and texts_in != arrived:
-        message = f"{texts_in:,} texts were read from the input of {request.dataset} but {arrived:,} arrived in its shards. Nothing was committed; delete {place.version_url} and {place.work_url}, then rerun."
-        raise AccountingError(message)
-    return ordered, peak
+        raise AccountingError(
+            f"{texts_in:,} texts were read from the input of {request.dataset} but {arrived:,} arrived in its shards. "
+            f"Nothing was committed; delete {place.version_url} and {place.work_url}, then rerun."
+        )
+    return ordered
 
 
 def _already_published(
-    tasks: Sequence[ShardTask], version_url: str, workers: Workers
-) -> tuple[dict[int, ShardDone], int]:
-    """Totals of the shards that an earlier run published whole, by place in `tasks`; and 0, the memory that took."""
+    tasks: Sequence[ShardTask], version_url: str, workers: MeasuredWorkers
+) -> dict[int, PublishedShard]:
+    """Totals of the shards that an earlier run published whole, by place in `tasks`."""
     there = set(storage.list_names(storage.join(version_url, "manifests")))
     known = [i for i, task in enumerate(tasks) if _manifest_name(task) in there]
-    found = {known[place]: shard for place, shard in workers.map(published_shard, [tasks[i] for i in known])}
-    return {i: shard for i, shard in found.items() if shard is not None}, 0
+    # Not measured: a check of files tells nothing about the memory that the job needs.
+    found = {known[place]: shard for place, shard in workers.workers.map(published_shard, [tasks[i] for i in known])}
+    return {i: shard for i, shard in found.items() if shard is not None}
 
 
 def _manifest_name(task: ShardTask) -> str:
@@ -161,35 +176,12 @@ def _manifest_name(task: ShardTask) -> str:
 
 
 def _clear(work_url: str) -> None:
-    """Remove the job's work folder. The version is committed already, so trouble here is `gc`'s, not the user's."""
+    """Remove the work folder. The version is committed already, so `gc` may remove what this leaves."""
     try:
         storage.remove_folder(work_url)
     except StorageError as error:
-        _log.info("left to `goodviews catalog gc`: %s", error)
+        _log.info("`goodviews catalog gc` will remove the work folder: %s", error)
     storage.remove_empty_parents(work_url)
-
-
-def _measured_shard(task: ShardTask) -> tuple[ShardDone, int]:
-    result = publish_shard(task)
-    return result, peak_rss_bytes()
-
-
-def _exclusion(request: Request, work_url: str) -> Exclusion | None:
-    if not request.excluded:
-        return None
-    return Exclusion(
-        url=storage.join(work_url, "excluded.keys"),
-        names=tuple(part.name for part in request.excluded),
-        kinds=request.config.exclude.kinds,
-        source=request.source.name,
-    )
-
-
-def _cap(request: Request, work_url: str) -> Cap | None:
-    most = request.config.max_scenes_per_caption
-    if most is None:
-        return None
-    return Cap(folder=storage.join(work_url, "captions"), most=most, seed=request.config.seed)
 
 
 def _shard_tasks(request: Request, plan: Plan, place: _Place, exchange: Exchange | None) -> list[ShardTask]:
@@ -202,7 +194,16 @@ def _shard_tasks(request: Request, plan: Plan, place: _Place, exchange: Exchange
         seed=config.seed,
     )
     is_recorded = storage.exists(storage.join(place.version_url, schema.JOB_PATH))
-    without, cap = _exclusion(request, place.work_url), _cap(request, place.work_url)
+    excluded, cap, most = None, None, config.max_scenes_per_caption
+    if request.excluded:
+        excluded = Exclusion(
+            url=storage.join(place.work_url, "excluded.keys"),
+            names=tuple(part.name for part in request.excluded),
+            kinds=config.exclude.kinds,
+            source=request.source.name,
+        )
+    if most is not None:
+        cap = Cap(folder=storage.join(place.work_url, "captions"), most=most, seed=config.seed)
     return [
         ShardTask(
             origin=Origin(dataset=request.dataset, version=place.version, split=split, shard=shard),
@@ -213,7 +214,7 @@ def _shard_tasks(request: Request, plan: Plan, place: _Place, exchange: Exchange
             is_recorded=is_recorded,
             pieces=plan.direct[i] if plan.direct else (),
             exchanged=exchange,
-            exclusion=without,
+            exclusion=excluded,
             cap=cap,
         )
         for i, (split, shard) in enumerate(plan.shards)
@@ -221,9 +222,10 @@ def _shard_tasks(request: Request, plan: Plan, place: _Place, exchange: Exchange
 
 
 def _scenes_left_out(request: Request, home: Home, version: str) -> dict[str, int]:
+    """Scenes left out by set and kind of match, with a warning for each set that matched none."""
     if not request.excluded:
         return {}
-    found = left_out.scenes_left_out(home, request.dataset, version)
+    found = catalog_exclusion.scenes_left_out(home, request.dataset, version)
     for part in request.excluded:
         if not any(detail.startswith(f"{part.name} by ") for detail in found):
             beyond = " beyond those of the sets named before" if len(request.excluded) > 1 else ""
@@ -235,49 +237,51 @@ def _scenes_left_out(request: Request, home: Home, version: str) -> dict[str, in
 
 
 def _check_unchanged(files: Sequence[Input], stamps: Mapping[str, str]) -> None:
-    """Raises IntegrityError for an input that was replaced while the job read it: its digest names the version."""
+    """Raises IntegrityError for an input that was replaced while the job read it: its digest is part of the version."""
     for file in files:
         if storage.stamp(file.url) != stamps[file.uri]:
             raise IntegrityError(
-                f"{file.url} was changed while it was read, so the version would hold what it does not name. Nothing was committed; rerun when the file is at rest."
+                f"{file.url} was changed while it was read, so the version would not hold what its name says. Nothing "
+                "was committed; rerun when no program writes to the file."
             )
 
 
-def _check(request: Request, done: Sequence[ShardDone], survey: Survey) -> None:
-    read, kept = sum(d.texts_read for d in done), sum(d.texts_kept for d in done)
-    rejects = _total_rejects(done)
-    if read != kept + sum(rejects.values()):
+def _check(request: Request, record: JobRecord, survey: Survey) -> None:
+    """Raise unless every text is accounted for, some are kept, and the rejects are within budget."""
+    read, kept, rejected = record.texts_read, record.texts_kept, sum(record.rejects.values())
+    if read != kept + rejected:
         raise AccountingError(
-            f"{request.dataset}: {read} texts read, {kept} kept, {sum(rejects.values())} rejected. A text was lost; nothing was committed. This is a bug."
+            f"{request.dataset}: {read} texts read, {kept} kept, {rejected} rejected. A text was lost; nothing was "
+            "committed. This is a bug."
         )
     if read == 0:
         raise InputError(
             f"The input of {request.dataset} holds no text ({survey.format}). Check the column or the files."
         )
-    # What was asked to be left out is no fault of the input, and must not hide one either.
-    chosen = {reason: rejects[reason] for reason in ("excluded", "common_caption") if rejects[reason]}
-    judged, bad = read - sum(chosen.values()), sum(rejects.values()) - sum(chosen.values())
+    # Texts that the user left out say nothing about the quality of the input, so they are in neither part of the rate.
+    chosen = {reason: record.rejects[reason] for reason in ("excluded", "common_caption") if reason in record.rejects}
+    judged, bad = read - sum(chosen.values()), rejected - sum(chosen.values())
     rate = bad / judged if judged else 0.0
     if rate > request.max_reject_rate:
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in rejects.most_common() if reason not in chosen)
-        message = f"{bad:,} of {judged:,} texts of {request.dataset} were rejected ({rate:.1%}, budget {request.max_reject_rate:.1%}): {reasons}. Nothing was committed. Look at the rejects/ folder of the version, or raise --max-reject-rate."
-        raise RejectBudgetError(message)
+        by_count = Counter(record.rejects).most_common()
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in by_count if reason not in chosen)
+        raise RejectBudgetError(
+            f"{bad:,} of {judged:,} texts of {request.dataset} were rejected ({rate:.1%}, budget "
+            f"{request.max_reject_rate:.1%}): {reasons}. Nothing was committed. Look at the rejects/ folder of the "
+            "version, or raise --max-reject-rate."
+        )
     if kept == 0:
         left = ", ".join(f"{count:,} were left out as {reason}" for reason, count in chosen.items())
         why = f" ({left})" if left else ""
         raise InputError(f"No text of {request.dataset} was kept{why}. Look at the rejects/ folder of the version.")
 
 
-def _total_rejects(done: Sequence[ShardDone]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for shard in done:
-        total.update(shard.rejects)
-    return total
-
-
 def _record(
-    request: Request, version: str, content: Mapping[str, Any], inputs: list[InputFile], done: Sequence[ShardDone]
+    request: Request, version: str, content: Mapping[str, Any], inputs: list[InputFile], done: Sequence[PublishedShard]
 ) -> JobRecord:
+    rejects: Counter[str] = Counter()
+    for shard in done:
+        rejects.update(shard.rejects)
     return JobRecord(
         dataset=request.dataset,
         version=version,
@@ -288,38 +292,10 @@ def _record(
         captions=sum(d.captions for d in done),
         texts_read=sum(d.texts_read for d in done),
         texts_kept=sum(d.texts_kept for d in done),
-        rejects=dict(sorted(_total_rejects(done).items())),
+        rejects=dict(sorted(rejects.items())),
     )
 
 
 def _split_shard(name: str) -> tuple[str, int]:
     split, _, number = name.rpartition("-")
     return split, int(number)
-
-
-def _outcome(
-    record: JobRecord,
-    committed: Committed,
-    done: Sequence[ShardDone],
-    url: str,
-    measured: tuple[float, int, Sequence[str]],
-) -> IngestOutcome:
-    seconds, peak, notes = measured
-    return IngestOutcome(
-        dataset=record.dataset,
-        version=record.version,
-        snapshot_id=committed.snapshot_id,
-        was_there=committed.was_there,
-        shards=len(done),
-        shards_reused=sum(d.was_there for d in done),
-        scenes=record.scenes,
-        captions=record.captions,
-        texts_read=record.texts_read,
-        texts_kept=record.texts_kept,
-        rejects=record.rejects,
-        excluded={},
-        seconds=seconds,
-        peak_rss_bytes=peak,
-        url=url,
-        notes=list(notes),
-    )

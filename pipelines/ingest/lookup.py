@@ -1,10 +1,9 @@
-"""Files of 16-byte keys in ascending order, each with a few bytes that belong to it, looked up by many tasks.
+"""Files of sorted 16-byte keys with a few bytes of data each, looked up in bounded memory.
 
-Owns: the format, publication, and the look-up in bounded memory. Does not own: what a key stands for (`catalog.overlap.identity`).
-Invariant: a key stands in a file once; a look-up gives what the file holds for exactly these 16 bytes, never for a part.
+Invariant: a key is in a file once; a look-up compares all 16 bytes. `catalog.overlap.identity` makes the keys.
 
-A file: records of 16 + `width` bytes one after another, without a header. A task reads it block by block, and a process keeps
-the last block, so that a file of one block (a million keys) is read once a process and not once a task.
+A file: records of 16 + `width` bytes one after another, without a header. A task reads it block by block, and a process
+keeps the last block, so a file of one block (a million keys) is read once for each process, not for each task.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ def publish(url: str, blocks: Iterable[NDArray[np.uint8]]) -> None:
 
 
 def find(url: str, keys: Sequence[bytes], *, width: int) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
-    """Which of the keys (N,) the file holds, and the bytes (N, width) that belong to them; zeros where it does not.
+    """Which of the keys (N,) the file holds, and their data (N, width), zeros for the others.
 
-    Raises InputError when the file is gone, IntegrityError when it is not of whole records.
+    Raises InputError when the file is gone, IntegrityError when its size is no multiple of a record.
     """
     wanted = key_bytes(keys)
     found = np.zeros(len(keys), np.bool_)
@@ -39,7 +38,8 @@ def find(url: str, keys: Sequence[bytes], *, width: int) -> tuple[NDArray[np.boo
     size, record = storage.size(url), KEY_BYTES + width
     if size % record:
         raise IntegrityError(
-            f"{url} has {size:,} bytes, which is no whole number of records of {record}. Delete the work folder it is in and rerun."
+            f"{url} has {size:,} bytes, which is no whole number of records of {record}. Delete the work folder it is "
+            "in and rerun."
         )
     for start in range(0, size if keys else 0, BLOCK_RECORDS * record):
         heads, block = _block(url, start, min(size, start + BLOCK_RECORDS * record), record)
@@ -52,12 +52,13 @@ def find(url: str, keys: Sequence[bytes], *, width: int) -> tuple[NDArray[np.boo
 def _places(
     heads: NDArray[np.uint64], block: NDArray[np.uint8], wanted: NDArray[np.uint8]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of `wanted` that the block holds, and where: by halves of the key, as NumPy orders no 16 bytes."""
+    """Rows of `wanted` that the block holds, and their places in it."""
+    # NumPy has no 16-byte numbers to bisect: the first half is bisected, the second half is compared.
     head = _heads(wanted)
     first, last = np.searchsorted(heads, head), np.searchsorted(heads, head, side="right")
     rows: list[NDArray[np.int64]] = []
     places: list[NDArray[np.int64]] = []
-    # Two keys of one first half come once in 2^64, unless somebody makes them.
+    # One step unless two keys of the block share a first half (probability 2**-64 for a pair of digests).
     for step in range(int((last - first).max(initial=0))):
         candidates = np.flatnonzero(first + step < last)
         place = first[candidates] + step
@@ -75,7 +76,7 @@ def _block(url: str, start: int, stop: int, record: int) -> tuple[NDArray[np.uin
 
 
 def _heads(rows: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """The first 8 bytes of each row as a number that orders as they do."""
+    """The first 8 bytes of each row as numbers of the same order."""
     return np.ascontiguousarray(rows[:, :8]).view(">u8").reshape(-1).astype(np.uint64)
 
 

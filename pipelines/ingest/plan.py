@@ -1,6 +1,5 @@
-"""How the input of a job is cut into shards.
+"""Cut the input of a job into shards.
 
-Owns: the number of shards of each split, and whether records stream into them or go through the exchange.
 Invariant: the plan depends on the survey and the content options alone, never on machines.
 """
 
@@ -18,13 +17,13 @@ from pipelines.records import Piece, Survey
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Shards of the job. direct: for each shard the pieces it reads; empty when records go through the exchange."""
+    """Shards of the job. direct: the pieces that each shard reads; empty when records go through the exchange."""
 
     shards: tuple[tuple[str, int], ...]
     direct: tuple[tuple[Piece, ...], ...]
     buckets: Buckets
     keys_are_unique: bool
-    "Equal source ids always meet in one shard, so a repeated key across shards is impossible."
+    "Equal source ids always meet in one shard, so no key can repeat across shards."
 
 
 def plan_shards(request: Request, survey: Survey) -> Plan:
@@ -39,8 +38,10 @@ def plan_shards(request: Request, survey: Survey) -> Plan:
     by_split = Counter({split: count for split, count in by_split.items() if count})
     if not by_split:
         raise InputError(
-            f"The input of source {request.source.name!r} holds no row ({survey.format}). Check the files, or raise --limit."
+            f"The input of source {request.source.name!r} holds no row ({survey.format}). Check the files, or raise "
+            "--limit."
         )
+    # Shards read their rows directly if a row is a scene, files can be cut anywhere, and no piece mixes splits.
     streams = not request.source.grouped and survey.cuttable and all(len(p.scenes_by_split) <= 1 for p in survey.pieces)
     shards: list[tuple[str, int]] = []
     direct: list[tuple[Piece, ...]] = []
@@ -60,19 +61,19 @@ def plan_shards(request: Request, survey: Survey) -> Plan:
 
 
 def _cut(pieces: Sequence[Piece], size: int) -> Iterator[tuple[Piece, ...]]:
-    """Pieces of one split, one scene a row, regrouped into shards of `size` rows."""
+    """Pieces of one split, cut and regrouped into shards of `size` rows, one scene for each row."""
     shard: list[Piece] = []
-    room = size
+    left = size
     for piece in pieces:
         start = piece.start
         while start < piece.stop:
-            stop = min(piece.stop, start + room)
+            stop = min(piece.stop, start + left)
             split = next(iter(piece.scenes_by_split))
             shard.append(Piece(input=piece.input, start=start, stop=stop, scenes_by_split={split: stop - start}))
-            room -= stop - start
+            left -= stop - start
             start = stop
-            if room == 0:
+            if left == 0:
                 yield tuple(shard)
-                shard, room = [], size
+                shard, left = [], size
     if shard:
         yield tuple(shard)

@@ -1,13 +1,14 @@
-"""What the tasks of a job's shards find in its work folder before the first of them begins.
+"""Rounds over the whole input that write what the shard tasks of a job read from its work folder.
 
-Owns: the order of the rounds that look at the whole input: keys of excluded sets, the exchange, the count of captions.
-Does not own: what a round does (`exclusion`, `exchange`, `caption_cap`).
-Invariant: every file of a round is a function of the version and is published whole, so a killed job goes on where it stopped.
+The rounds: keys of excluded sets, the exchange of records, the count of captions. Invariant: every file of a round
+depends on the version alone and is published whole, so a rerun of a killed job continues where it stopped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from infra import storage
 from infra.errors import AccountingError
@@ -21,71 +22,87 @@ from pipelines.ingest.request import Request
 from pipelines.ingest.shards import ShardTask, count_captions
 from pipelines.records import Survey
 
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+@dataclass
+class MeasuredWorkers:
+    """Workers, and the largest peak of resident memory of a process that ran a task for `map`."""
+
+    workers: Workers
+    peak_rss_bytes: int = 0
+
+    def map(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[tuple[int, Result]]:
+        """Like `Workers.map`."""
+        for number, (result, rss) in self.workers.map(_Measured(function), tasks):
+            self.peak_rss_bytes = max(self.peak_rss_bytes, rss)
+            yield number, result
+
+
+@dataclass(frozen=True)
+class _Measured(Generic[Task, Result]):
+    """A function that also returns the peak memory of its process; errors name it by `func`, like a partial."""
+
+    func: Callable[[Task], Result]
+
+    def __call__(self, task: Task) -> tuple[Result, int]:
+        return self.func(task), peak_rss_bytes()
+
 
 def prepare(
-    request: Request, survey: Survey, home: Home, tasks: Sequence[ShardTask], workers: Workers
-) -> tuple[int | None, int]:
-    """What the tasks of the shards find in the work folder; returns the texts that the exchange moved, and the peak RSS."""
-    first = tasks[0]
-    texts, peak = None, 0
+    request: Request, survey: Survey, home: Home, tasks: Sequence[ShardTask], workers: MeasuredWorkers
+) -> int | None:
+    """Run the rounds that the job needs; returns the number of texts that the exchange moved, None without exchange."""
+    first, texts = tasks[0], None
     if first.exclusion is not None:
         exclusion.publish_keys(home, request.excluded, first.exclusion)
     if first.exchanged is not None:
-        texts, peak = _bring_together(request, survey, first.exchanged, workers)
+        texts = _bring_together(request, survey, first.exchanged, workers)
     if first.cap is not None:
-        peak = max(peak, _find_common_captions(first.cap, tasks, workers, label=request.dataset))
-    return texts, peak
+        _find_common_captions(first.cap, tasks, workers, label=request.dataset)
+    return texts
 
 
-def _find_common_captions(cap: Cap, tasks: Sequence[ShardTask], workers: Workers, *, label: str) -> int:
-    """Count captions over all shards and write those that are common; returns the largest peak RSS of a worker."""
+def _find_common_captions(cap: Cap, tasks: Sequence[ShardTask], workers: MeasuredWorkers, *, label: str) -> None:
+    """Count captions over all shards and write the common ones."""
     if storage.exists(cap.common_url):
-        return 0
-    rows, peak = 0, 0
+        return
+    rows = 0
     with Progress(len(tasks), label=f"{label}: counting captions") as progress:
-        for _, (counted, rss) in workers.map(_measured_count, tasks):
-            rows, peak = rows + counted, max(peak, rss)
+        for _, counted in workers.map(count_captions, tasks):
+            rows += counted
             progress.advance(shards=1, texts=counted)
-    parts = caption_cap.partitions(cap, shards=len(tasks), rows=rows)
-    for _, (_, rss) in workers.map(_measured_partition, parts):
-        peak = max(peak, rss)
-    caption_cap.join(cap, parts)
-    return peak
+    ranges = caption_cap.slot_ranges(cap, shards=len(tasks), rows=rows)
+    for _ in workers.map(caption_cap.find_common, ranges):
+        pass
+    caption_cap.join(cap, ranges)
 
 
-def _bring_together(request: Request, survey: Survey, exchange: Exchange, workers: Workers) -> tuple[int, int]:
-    """Run the rounds of the exchange; returns the number of texts read and the largest peak RSS of a worker.
+def _bring_together(request: Request, survey: Survey, exchange: Exchange, workers: MeasuredWorkers) -> int:
+    """Run the rounds of the exchange; returns the number of texts read.
 
-    Raises AccountingError when a round moved fewer or more texts than the one before.
+    Raises AccountingError when the second round moved fewer or more texts than the first.
     """
     first = [
         PartitionTask(source=request.source, piece=piece, number=i, exchange=exchange)
         for i, piece in enumerate(survey.pieces)
     ]
     second = regroup_tasks(exchange)
-    moved, peak = [0, 0], 0
+    moved = [0, 0]
     with Progress(len(first) + len(second), label=f"{request.dataset}: bringing scenes together") as progress:
         rounds: list[Sequence[PartitionTask | RegroupTask]] = [first, second]
         for i, tasks in enumerate(rounds):
-            for _, (part, rss) in workers.map(_measured_move, tasks):
+            for _, part in workers.map(_move, tasks):
                 moved[i] += part.texts
-                peak = max(peak, rss)
                 progress.advance(shards=1, texts=part.texts)
     if second and moved[0] != moved[1]:
         raise AccountingError(
-            f"The first round of the exchange of {request.dataset} moved {moved[0]:,} texts, the second {moved[1]:,}. Nothing was committed; delete {exchange.folder} and rerun."
+            f"The first round of the exchange of {request.dataset} moved {moved[0]:,} texts, the second {moved[1]:,}. "
+            f"Nothing was committed; delete {exchange.folder} and rerun."
         )
-    return moved[0], peak
+    return moved[0]
 
 
-def _measured_move(task: PartitionTask | RegroupTask) -> tuple[Moved, int]:
-    result = partition(task) if isinstance(task, PartitionTask) else regroup(task)
-    return result, peak_rss_bytes()
-
-
-def _measured_count(task: ShardTask) -> tuple[int, int]:
-    return count_captions(task), peak_rss_bytes()
-
-
-def _measured_partition(task: caption_cap.PartitionTask) -> tuple[int, int]:
-    return caption_cap.find_common(task), peak_rss_bytes()
+def _move(task: PartitionTask | RegroupTask) -> Moved:
+    return partition(task) if isinstance(task, PartitionTask) else regroup(task)

@@ -1,7 +1,6 @@
-"""What an ingestion would do: format, files, rows, shards, mapped columns, first scenes, rejects expected from a sample.
+"""`goodviews ingest --dry-run`: the plan of a job, and what a sample of its records becomes.
 
-Owns: `goodviews ingest --dry-run`, and which sources read some files when none is named. Invariant: nothing is written, no Ray is
-started; a sample is of the first records of pieces all over the input.
+Invariant: nothing is written and no Ray is started; the sample has the first records of pieces all over the input.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def _sampled(facts: Mapping[str, Any]) -> str:
 
 
 def recognise(paths: Sequence[str], limit: int | None) -> dict[str, str]:
-    """Source -> format, for every source that reads these paths; first those that a path names, last the general ones.
+    """Source -> format, for every source that reads these paths: sources that a path names first, general ones last.
 
     Raises InputError with the reason of each source when none does.
     """
@@ -106,12 +105,8 @@ def examine(request: Request) -> dict[str, Any]:
     for piece in survey.pieces:
         splits.update(piece.scenes_by_split)
     sample = _sample(request.source, survey.pieces)
-    repair = request.config.clean.repair_byte_escapes
-    scenes = group(
-        sample,
-        config=request.config.clean,
-        repair=request.source.repairs_byte_escapes if repair is None else repair,
-    )
+    clean = request.config.clean
+    scenes = group(sample, config=clean, repair=clean.repairs(request.source))
     kept = tables.keep(scenes)
     ids, names = (column(sample.records, name).to_pylist() for name in ("source_id", "split"))
     split_of = dict(zip(ids, names, strict=True))
@@ -145,7 +140,7 @@ def examine(request: Request) -> dict[str, Any]:
 
 
 def _sample(source: Source, pieces: Sequence[Piece]) -> Batch:
-    """At most SAMPLE_RECORDS records: the first ones of up to SAMPLE_PIECES pieces, evenly over the input."""
+    """At most SAMPLE_RECORDS records: the first ones of up to SAMPLE_PIECES pieces, evenly spaced in the input."""
     step = max(1, len(pieces) / SAMPLE_PIECES)
     chosen = [pieces[int(i * step)] for i in range(min(len(pieces), SAMPLE_PIECES))]
     each = SAMPLE_RECORDS // max(1, len(chosen))

@@ -1,6 +1,5 @@
-"""What an ingestion was asked for, and the identity of the version that it makes.
+"""The options of an ingestion, and the digest that names its version.
 
-Owns: the content options and the digest over all that decides bytes. Does not own: the plan (`plan`) and the job (`ingest`).
 Invariant: CPUs, absolute paths, the order of inputs, budgets and the clock are in no version.
 """
 
@@ -30,7 +29,6 @@ from pipelines.records import Input, Source, Survey
 
 VIEWS = ("good", "bad")
 
-
 _log = logging.getLogger(__name__)
 
 
@@ -51,12 +49,13 @@ class IngestConfig:
     "At most so many rows of the input (images, scenes), in canonical order."
     exclude: ExcludeConfig = field(default_factory=ExcludeConfig)
     max_scenes_per_caption: int | None = None
-    "A caption, case and punctuation aside, stands under at most so many scenes; None: as often as it comes."
+    "A caption, case and punctuation aside, stands under at most so many scenes; None: no cap."
 
     def __post_init__(self) -> None:
         if self.scenes_per_shard < 1:
             raise ConfigError(
-                f"scenes_per_shard is {self.scenes_per_shard}; a shard holds at least 1 scene. About 10,000 is a good size."
+                f"scenes_per_shard is {self.scenes_per_shard}; a shard holds at least 1 scene. About 10,000 is a good "
+                "size."
             )
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit is {self.limit}; nothing would be read. Use 1 or more, or leave it out.")
@@ -78,9 +77,9 @@ class IngestConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One ingestion as asked for. `max_reject_rate` is a budget, not content.
+    """One ingestion. `max_reject_rate` is a budget, so it is not part of the version.
 
-    excluded: the parts that `config.exclude` names, at the versions that the catalog held when the job began.
+    excluded: the parts that `config.exclude` names, at the versions that were current when the job began.
     """
 
     dataset: str
@@ -116,7 +115,7 @@ def content_of(request: Request) -> dict[str, Any]:
 
 
 def _optional(request: Request) -> dict[str, Any]:
-    """Content that is named only where it is asked for, so that versions without it keep their names."""
+    """Content that is present only where it is used, so that versions without it keep their names."""
     content: dict[str, Any] = {}
     if request.excluded:
         content["exclude"] = {
@@ -136,13 +135,13 @@ def version_of(dataset: str, content: Mapping[str, Any], inputs: Sequence[InputF
 
 
 def input_files(survey: Survey) -> list[Input]:
-    """Every file that is read, by uri; others decide nothing."""
+    """Every file that is read, by uri; other files have no effect on the version."""
     read = {file.uri: file for piece in survey.pieces if piece.input is not None for file in piece.input.files}
     return [read[uri] for uri in sorted(read)]
 
 
 def digest_inputs(files: Sequence[Input], workers: Workers) -> list[InputFile]:
-    """Size and sha256 of each file; two files of the same bytes are named in the log, as their rows come twice."""
+    """Size and sha256 of each file, with a warning for two files of the same bytes: their rows are read twice."""
     records = dict(workers.map(storage.digest, [file.url for file in files]))
     digests = [InputFile(uri=f.uri, bytes=records[i].bytes, sha256=records[i].sha256) for i, f in enumerate(files)]
     first: dict[str, str] = {}

@@ -1,8 +1,7 @@
-"""One shard from records to publication: parquet, good and bad tars, rejects, and the manifest that makes them count.
+"""Build and publish one shard: parquet, good and bad tars, rejects, and its manifest.
 
-Owns: what a shard's files hold and in which order they are published. Does not own: which records belong to it.
-Invariant: the manifest is renamed last, after every file it names was flushed; the bytes depend on the records, the
-version and nothing else. Killed at any point, a rerun writes the same bytes under the same names.
+Invariant: the manifest is renamed last, after every file it names was flushed; the bytes depend on the records and the
+version alone. After a kill at any point, a rerun writes the same bytes under the same names.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from pipelines.ingest.tables import Kept, Origin
 from pipelines.records import Batch, Piece, Source
 
 ROW_GROUP_TEXT_BYTES = 64 << 20
-"""A row group whose nested strings pass 2 GB cannot be read by others (apache/arrow#32723); this stays far below."""
+"""Other readers fail on a row group whose nested strings pass 2 GB (apache/arrow#32723); this stays far below."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,7 @@ class ViewConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardTask:
-    """Everything that one task needs; picklable. `pieces` are read directly, else `exchanged` files are."""
+    """Everything that one task needs; picklable. Records come from `pieces`, or from the files of `exchanged`."""
 
     origin: Origin
     version_url: str
@@ -57,15 +56,20 @@ class ShardTask:
     clean: CleanConfig
     views: ViewConfig
     is_recorded: bool = False
-    "The job's record is there, so every file was complete and hashed; else what was published before is hashed again."
+    "The job record exists, so every file was hashed when it was complete; else published files are hashed again."
     pieces: tuple[Piece, ...] = ()
     exchanged: Exchange | None = None
     exclusion: Exclusion | None = None
     cap: Cap | None = None
 
+    @property
+    def title(self) -> str:
+        """`Shard train-00000 of NAME`, for messages."""
+        return f"Shard {schema.shard_name(self.origin.split, self.origin.shard)} of {self.origin.dataset}"
+
 
 @dataclass(frozen=True, kw_only=True)
-class ShardDone:
+class PublishedShard:
     """Totals of a published shard."""
 
     name: str
@@ -77,25 +81,27 @@ class ShardDone:
     was_there: bool
 
 
-def publish_shard(task: ShardTask) -> ShardDone:
+def publish_shard(task: ShardTask) -> PublishedShard:
     """Build and publish the shard, unless its manifest and files are there already.
 
-    Raises AccountingError when a text or a row was lost; nothing is published then.
+    Raises AccountingError when a text or a row was lost; then no manifest is published.
     """
     if (published := published_shard(task)) is not None:
         return published
     try:
-        scenes = _judged(task)
+        scenes = _scenes(task)
     except InputError:
-        # Another job of the same version may have finished and removed what was exchanged.
+        # Another job of the same version may have finished and removed the exchanged files.
         if (published := published_shard(task)) is not None:
             return published
         raise
-    origin = task.origin
     manifest = _publish_files(task, scenes)
-    if manifest.texts_read != manifest.texts_kept + sum(manifest.rejects.values()):
-        message = f"Shard {schema.shard_name(origin.split, origin.shard)} of {origin.dataset} read {manifest.texts_read} texts, kept {manifest.texts_kept} and rejected {sum(manifest.rejects.values())}. Texts were lost or doubled; it was not published. This is a bug."
-        raise AccountingError(message)
+    rejected = sum(manifest.rejects.values())
+    if manifest.texts_read != manifest.texts_kept + rejected:
+        raise AccountingError(
+            f"{task.title} read {manifest.texts_read} texts, kept {manifest.texts_kept} and rejected {rejected}. Texts "
+            "were lost or doubled; it was not published. This is a bug."
+        )
     storage.publish(_manifest_url(task), manifest.to_json())
     return _done(manifest, was_there=False)
 
@@ -104,8 +110,8 @@ def _manifest_url(task: ShardTask) -> str:
     return storage.join(task.version_url, schema.manifest_path(task.origin.split, task.origin.shard))
 
 
-def published_shard(task: ShardTask) -> ShardDone | None:
-    """The shard's totals when its manifest is there and its files are what the manifest says; else None."""
+def published_shard(task: ShardTask) -> PublishedShard | None:
+    """Totals of the shard if its manifest is there and its files agree with it; else None."""
     url = _manifest_url(task)
     if not storage.exists(url):
         return None
@@ -119,44 +125,48 @@ def published_shard(task: ShardTask) -> ShardDone | None:
     return _done(manifest, was_there=True)
 
 
-def _judged(task: ShardTask) -> Scenes:
-    repair = task.clean.repair_byte_escapes
-    repair = task.source.repairs_byte_escapes if repair is None else repair
+def _scenes(task: ShardTask) -> Scenes:
+    """The scenes of the shard, with a reason for each text that is left out."""
     batch = merge(_batches(task))
     rows = sum(piece.stop - piece.start for piece in task.pieces)
     if task.exchanged is None and batch.records.num_rows != rows:
-        message = f"Shard {schema.shard_name(task.origin.split, task.origin.shard)} of {task.origin.dataset} is cut to {rows:,} rows but {batch.records.num_rows:,} were read. The input changed since it was surveyed, or its reader lost rows; rerun."
-        raise AccountingError(message)
+        raise AccountingError(
+            f"{task.title} is cut to {rows:,} rows but {batch.records.num_rows:,} were read. The input changed since "
+            "it was surveyed, or its reader lost rows; rerun."
+        )
     others = set(column(batch.records, "split").unique().to_pylist()) - {task.origin.split}
     if others:
-        message = f"Shard {schema.shard_name(task.origin.split, task.origin.shard)} of {task.origin.dataset} got records of split {min(others)!r}. The input changed since it was surveyed; rerun."
-        raise IntegrityError(message)
+        raise IntegrityError(
+            f"{task.title} got records of split {min(others)!r}. The input changed since it was surveyed; rerun."
+        )
     if task.exchanged is None:
         _refuse_repeated_ids(batch, task.origin)
-    scenes = group(batch, config=task.clean, repair=repair)
+    scenes = group(batch, config=task.clean, repair=task.clean.repairs(task.source))
     if task.exclusion is not None:
         scenes = exclusion.leave_out(scenes, task.exclusion)
     return scenes if task.cap is None else caption_cap.apply(scenes, task.cap)
 
 
 def count_captions(task: ShardTask) -> int:
-    """First pass of the cap: write the normal forms of a shard, unless they are there already; returns their number."""
+    """First pass of the cap: write the normal forms of a shard unless they are there; returns their number."""
     cap, shard = task.cap, task.origin.shard
     if cap is None:
         raise IntegrityError("This job caps no captions, so there is nothing to count. This is a bug.")
     if (counted := caption_cap.counted_rows(cap, shard)) is not None:
         return counted
-    return caption_cap.write_counts(_judged(dataclasses.replace(task, cap=None)), cap, shard)
+    return caption_cap.write_counts(_scenes(dataclasses.replace(task, cap=None)), cap, shard)
 
 
 def _refuse_repeated_ids(batch: Batch, origin: Origin) -> None:
-    """Rows that were not brought together by id are scenes of their own, so no id may come twice."""
+    """Rows that do not pass the exchange are scenes of their own, so no two may have one id."""
     counts = pc.value_counts(column(batch.records, "source_id").drop_null())
     repeated = counts.filter(pc.greater(counts.field("counts"), 1))
     if len(repeated):
         name = repeated[0]["values"].as_py()
-        message = f"The id {name!r} of {origin.dataset} stands in several rows, though each row is a scene of its own. Rename one; in a table leave `source.unique` out, so that rows of one id become one scene."
-        raise IntegrityError(message)
+        raise IntegrityError(
+            f"The id {name!r} of {origin.dataset} stands in several rows, though each row is a scene of its own. "
+            "Rename one; in a table leave `source.unique` out, so that rows of one id become one scene."
+        )
 
 
 def _batches(task: ShardTask) -> Iterator[Batch]:
@@ -166,24 +176,18 @@ def _batches(task: ShardTask) -> Iterator[Batch]:
         yield from task.source.read(piece)
 
 
-def _done(manifest: Manifest, *, was_there: bool) -> ShardDone:
-    return ShardDone(
-        name=schema.shard_name(manifest.split, manifest.shard),
-        scenes=manifest.scenes,
-        captions=manifest.captions,
-        texts_read=manifest.texts_read,
-        texts_kept=manifest.texts_kept,
-        rejects=dict(manifest.rejects),
-        was_there=was_there,
-    )
+def _done(manifest: Manifest, *, was_there: bool) -> PublishedShard:
+    names = ("scenes", "captions", "texts_read", "texts_kept", "rejects")
+    totals = {name: getattr(manifest, name) for name in names}
+    return PublishedShard(name=schema.shard_name(manifest.split, manifest.shard), was_there=was_there, **totals)
 
 
 # --- files --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Planned:
-    """A file of the shard and its bytes."""
+class _File:
+    """A file of the shard, before it is published. blocks: length of each sample of a tar, in blocks of 512 bytes."""
 
     path: str
     kind: str
@@ -198,11 +202,13 @@ def _publish_files(task: ShardTask, scenes: Scenes) -> Manifest:
     kept = tables.keep(scenes)
     table = tables.scenes_table(scenes, kept, origin)
     publisher = Publisher()
-    planned: list[_Planned] = []
+    files: list[_File] = []
     try:
         for file in _plan_files(task, scenes, kept, table):
             publisher.submit(file.path, storage.join(task.version_url, file.path), file.parts)
-            planned.append(dataclasses.replace(file, parts=[]))  # the bytes live until they are published, no longer
+            files.append(
+                dataclasses.replace(file, parts=[])
+            )  # the publisher alone holds the bytes, until they are written
     finally:
         records = publisher.finish()
     counts = np.diff(kept.offsets)
@@ -227,21 +233,21 @@ def _publish_files(task: ShardTask, scenes: Scenes) -> Manifest:
         scenes_without_caption=len(scenes.keys) - len(kept.rows),
         files=[
             ShardFile(
-                path=p.path,
-                kind=p.kind,
-                bytes=records[p.path].bytes,
-                sha256=records[p.path].sha256,
-                rows=p.rows,
-                blocks=p.blocks,
-                bad_pass=p.bad_pass,
+                path=file.path,
+                kind=file.kind,
+                bytes=records[file.path].bytes,
+                sha256=records[file.path].sha256,
+                rows=file.rows,
+                blocks=file.blocks,
+                bad_pass=file.bad_pass,
             )
-            for p in planned
+            for file in files
         ],
     )
 
 
-def _plan_files(task: ShardTask, scenes: Scenes, kept: Kept, table: pa.Table) -> Iterator[_Planned]:
-    """Files that hold at least one row: a parquet without rows is refused by other readers (pg_lake PR#425)."""
+def _plan_files(task: ShardTask, scenes: Scenes, kept: Kept, table: pa.Table) -> Iterator[_File]:
+    """Files that hold at least one row: other readers refuse a parquet file without rows (pg_lake PR#425)."""
     origin, views = task.origin, task.views
     if table.num_rows:
         yield _parquet(schema.scenes_path(origin.split, origin.shard), "scenes", table)
@@ -262,35 +268,35 @@ def _plan_files(task: ShardTask, scenes: Scenes, kept: Kept, table: pa.Table) ->
         yield _parquet(schema.states_path(origin.split, origin.shard), "states", states)
 
 
-def _parquet(path: str, kind: str, table: pa.Table) -> _Planned:
-    return _Planned(path, kind, table.num_rows, [parquet_bytes(table)])
+def _parquet(path: str, kind: str, table: pa.Table) -> _File:
+    return _File(path, kind, table.num_rows, [parquet_bytes(table)])
 
 
-PLAIN_COLUMNS = ("dataset", "version", "split", "source_uri", "captions.list.element.role", "reason", "field")
-"""Columns of few values, worth a dictionary; texts and keys are not."""
+ROLE_LEAF = "captions.list.element.role"
+DICTIONARY_COLUMNS = ("dataset", "version", "split", "source_uri", ROLE_LEAF, "reason", "field")
+"""Columns of few distinct values."""
+STATISTICS_COLUMNS = ("dataset", "version", "split", "scene_key", "source_row", "reason")
 
 
 def parquet_bytes(table: pa.Table) -> pa.Buffer:
     """The table as parquet with fixed settings: zstd, page index, row groups of at most about 64 MB of text."""
     groups = max(1, -(-table.nbytes // ROW_GROUP_TEXT_BYTES))
     sink = pa.BufferOutputStream()
-    leaves = {field.name for field in table.schema} | {"captions.list.element.role"}
+    leaves = {*table.column_names, ROLE_LEAF}
     pq.write_table(
         table,
         sink,
         row_group_size=max(1, -(-table.num_rows // groups)),
         compression="zstd",
         compression_level=1,
-        use_dictionary=[name for name in PLAIN_COLUMNS if name in leaves],
+        use_dictionary=[name for name in DICTIONARY_COLUMNS if name in leaves],
         write_page_index=True,
-        write_statistics=[
-            name for name in ("dataset", "version", "split", "scene_key", "source_row", "reason") if name in leaves
-        ],
+        write_statistics=[name for name in STATISTICS_COLUMNS if name in leaves],
     )
     return sink.getvalue()
 
 
-def _good(task: ShardTask, scenes: Scenes, kept: Kept, captions: pa.LargeStringArray) -> _Planned:
+def _good(task: ShardTask, scenes: Scenes, kept: Kept, captions: pa.LargeStringArray) -> _File:
     payload = tars.sample_json(task.origin.dataset, kept.keys, tars.joined_by_scene(captions, kept.offsets))
     names = tars.joined(kept.keys, ".json")
     samples: Ints | None = None
@@ -298,15 +304,16 @@ def _good(task: ShardTask, scenes: Scenes, kept: Kept, captions: pa.LargeStringA
         names, payload, samples = tars.with_images(names, payload, kept.keys, *tables.image_rows(scenes, kept))
     tar = tars.tar(names, payload, samples)
     path = schema.good_path(task.origin.split, task.origin.shard)
-    return _Planned(path, "good", len(kept.rows), tar.parts, blocks=tar.blocks.tolist())
+    return _File(path, "good", len(kept.rows), tar.parts, blocks=tar.blocks.tolist())
 
 
-def _bad(task: ShardTask, scenes: Scenes, kept: Kept, captions: pa.LargeStringArray) -> Iterator[_Planned]:
-    """Pass p shows the caption at place p mod n of each scene's seeded permutation."""
+def _bad(task: ShardTask, scenes: Scenes, kept: Kept, captions: pa.LargeStringArray) -> Iterator[_File]:
+    """Pass p shows the caption at place p mod n of each scene's seeded permutation of its n captions."""
     counts = np.diff(kept.offsets)
     index = scenes.text_index[kept.texts]
     hashes = np.repeat(seeds.hash_keys(kept.keys.to_pylist()), counts)
     places = seeds.permutation_places(hashes, index, task.views.seed)
+    # The inverse of the permutations of all scenes: entry offsets[i] + p is the caption of scene i at place p.
     by_place = np.empty(len(places), np.int64)
     by_place[np.repeat(kept.offsets[:-1], counts) + places] = np.arange(len(places))
     for bad_pass in range(task.views.bad_passes):
@@ -316,4 +323,4 @@ def _bad(task: ShardTask, scenes: Scenes, kept: Kept, captions: pa.LargeStringAr
         payload = tars.sample_json(task.origin.dataset, kept.keys, captions.take(pa.array(rows)))
         tar = tars.tar(names, payload)
         path = schema.bad_path(task.origin.split, task.origin.shard, bad_pass)
-        yield _Planned(path, "bad", len(rows), tar.parts, tar.blocks.tolist(), bad_pass)
+        yield _File(path, "bad", len(rows), tar.parts, tar.blocks.tolist(), bad_pass)

@@ -1,7 +1,7 @@
-"""Arrow tables of a shard, built from judged scenes: scenes, rejects, true states; and their canonical digest.
+"""Arrow tables of a shard (scenes, rejects, true states) and their canonical digest.
 
-Owns: how `group.Scenes` becomes rows of the schemas in `catalog.schema`. Does not own: files.
-Invariant: every row of `TEXTS` is in exactly one of the two tables, scenes (kept) and rejects.
+Invariant: every text is in exactly one of the two tables scenes (kept) and rejects. The schemas are in
+`catalog.schema`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipelines.ingest.group import Scenes
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What the rows of a shard have in common."""
+    """The columns that are equal in all rows of a shard."""
 
     dataset: str
     version: str
@@ -41,6 +41,12 @@ class Kept:
     texts: Ints
     offsets: Ints
     first_record: Ints
+
+    def places(self, scenes: Scenes) -> Ints:
+        """Place in `rows` of the scene of each record (R,), -1 if the scene is not kept or the record has no id."""
+        place = np.full(len(scenes.keys) + 1, -1, np.int64)  # the last entry is that of scene -1
+        place[self.rows] = np.arange(len(self.rows))
+        return place[scenes.record_scene]
 
 
 def keep(scenes: Scenes) -> Kept:
@@ -89,10 +95,8 @@ def _images(scenes: Scenes, kept: Kept) -> pa.Array:
     records = scenes.records
     uri, sha, frame = (column(records, name) for name in ("image_uri", "image_sha256", "frame"))
     present = np.asarray(pc.or_(pc.or_(uri.is_valid(), sha.is_valid()), frame.is_valid()))
-    place = np.full(len(scenes.keys) + 1, -1, np.int64)
-    place[kept.rows] = np.arange(len(kept.rows))
-    scene = place[scenes.record_scene]
-    rows = np.flatnonzero(present & (scene >= 0) & (scenes.record_scene >= 0))
+    scene = kept.places(scenes)
+    rows = np.flatnonzero(present & (scene >= 0))
     counts = np.bincount(scene[rows], minlength=len(kept.rows))
     if len(rows) and counts.max() > 1:
         several = counts[scene[rows]] > 1
@@ -121,15 +125,14 @@ def _first_of_each(records: pa.Table, rows: Ints, scene: Ints) -> Ints:
 
 
 def image_rows(scenes: Scenes, kept: Kept) -> tuple[Ints, pa.LargeStringArray, pa.LargeBinaryArray]:
-    """Pictures that the source carries, one a scene and frame: place in `kept`, suffix (`.jpg`, `.f003.jpg`), bytes."""
+    """Images that the source carries, one for each scene and frame: place in `kept`, suffix (`.f003.jpg`), bytes."""
     image, frame = column(scenes.records, "image"), column(scenes.records, "frame")
-    place = np.full(len(scenes.keys) + 1, -1, np.int64)
-    place[kept.rows] = np.arange(len(kept.rows))
-    owner = np.where(scenes.record_scene >= 0, place[scenes.record_scene], -1)
+    owner = kept.places(scenes)
     rows = np.flatnonzero(np.asarray(image.is_valid()) & (owner >= 0))
-    number = np.asarray(frame.fill_null(-1), np.int64)[rows]
-    rows = rows[np.lexsort((rows, number, owner[rows]))]
-    number = np.asarray(frame.fill_null(-1), np.int64)[rows]
+    frames = np.asarray(frame.fill_null(-1), np.int64)
+    rows = rows[np.lexsort((rows, frames[rows], owner[rows]))]
+    number = frames[rows]
+    # Owner and frame as one number, so that runs of equal pairs are runs of equal numbers.
     pairs = owner[rows] * (int(number.max(initial=0)) + 2) + number
     rows, number = rows[run_starts(pairs)], number[run_starts(pairs)]
     suffixes = [".jpg" if n < 0 else f".f{n:03d}.jpg" for n in number.tolist()]
@@ -143,11 +146,7 @@ def rejects_table(scenes: Scenes, origin: Origin) -> pa.Table:
     records = pa.array(scenes.text_record[rows])
     scene = scenes.text_scene[rows]
     raw = column(scenes.texts, "text").take(taken).to_pylist()
-    texts, bad_bytes = [], []
-    for value in raw:
-        text, is_text = _readable(value)
-        texts.append(text)
-        bad_bytes.append(None if is_text else value)
+    texts, bad_bytes = zip(*map(_readable, raw), strict=True) if raw else ((), ())
     columns = [
         _constant(origin.dataset, n),
         _constant(origin.version, n),
@@ -166,13 +165,14 @@ def rejects_table(scenes: Scenes, origin: Origin) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema.REJECTS)
 
 
-def _readable(value: bytes | None) -> tuple[str | None, bool]:
+def _readable(value: bytes | None) -> tuple[str | None, bytes | None]:
+    """The text, and its bytes where they are not UTF-8 and the text shows them as escapes."""
     if value is None:
-        return None, True
+        return None, None
     try:
-        return value.decode(), True
+        return value.decode(), None
     except UnicodeDecodeError:
-        return value.decode("utf-8", "backslashreplace"), False
+        return value.decode("utf-8", "backslashreplace"), value
 
 
 def states_table(scenes: Scenes, kept: Kept, origin: Origin) -> pa.Table:
@@ -194,10 +194,10 @@ def states_table(scenes: Scenes, kept: Kept, origin: Origin) -> pa.Table:
 
 
 def rows_digest(table: pa.Table, *, without: tuple[str, ...] = ("version",)) -> str:
-    """sha256 (hex) of the rows, whatever wrote them: equal tables give equal digests under any pyarrow or writer.
+    """sha256 (hex) of the rows: equal tables give equal digests under any release of pyarrow.
 
-    Each leaf column adds its path, its lengths (lists and texts) and values as little-endian 64-bit integers or bytes, and
-    its validity, one byte a row. `version` is left out, so that two versions with the same rows can be recognised.
+    Each leaf column adds its path, its validity (one byte for each row), and its lengths (lists and texts) and values
+    as little-endian 64-bit integers or bytes. Without `version`, two versions with the same rows have one digest.
     """
     sha = hashlib.sha256()
     for field in table.schema:

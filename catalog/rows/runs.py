@@ -1,6 +1,6 @@
 """Rows of trainings in the catalog: one row a run, many rows of metrics, each commit whole or not at all.
 
-Owns: writing and reading the tables `runs` and `metrics`. Does not own: what a run is (`trainer.run.record` keeps the truth as
+Owns: writing and reading the tables `runs` and `metrics`. Does not own: what a run is (`trainer.run.records` keeps the truth as
 files below HOME/runs, and these rows can be written again from it).
 Invariant: a run has one row; a metric of a run, name and step has one value. Every write replaces what it overlaps, so
 writing again after a kill or a resume changes nothing.

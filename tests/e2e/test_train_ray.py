@@ -19,8 +19,7 @@ import pytest
 
 from infra.home import Home
 from tests.trainer import training
-from trainer.run import checkpoint
-from trainer.run import record as run_record
+from trainer.run import checkpoint, records
 
 pytestmark = pytest.mark.timeout(900)  # a cluster starts, loses a node and notices; two tests may share two cores
 
@@ -78,26 +77,26 @@ def ranks_of(pid: int) -> list[psutil.Process]:
 
 def wait_for_checkpoint(home: Home, run_id: str, process: subprocess.Popen[bytes], log: Path) -> int:
     """The step of the first checkpoint of a run, once it is published and the run has not ended."""
-    folder = Path(run_record.runs_url(home, run_id))
+    folder = Path(records.runs_url(home, run_id))
     deadline = time.monotonic() + DEADLINE_S
     while True:
         if (folder / "run.json").exists():
-            record = run_record.read_record(home, run_id)
-            if checkpoint.published_steps(run_record.checkpoints_url(str(folder), record)):
+            record = records.read_record(home, run_id)
+            if checkpoint.published_steps(records.checkpoints_url(str(folder), record)):
                 return last_checkpoint(home, run_id)
         assert process.poll() is None and time.monotonic() < deadline, log.read_text()
         time.sleep(0.005)
 
 
 def last_checkpoint(home: Home, run_id: str) -> int:
-    record = run_record.read_record(home, run_id)
-    return max(checkpoint.published_steps(run_record.checkpoints_url(run_record.runs_url(home, run_id), record)))
+    record = records.read_record(home, run_id)
+    return max(checkpoint.published_steps(records.checkpoints_url(records.runs_url(home, run_id), record)))
 
 
 def assert_it_is_the_plain_run(home: Home, run_id: str) -> None:
-    verdict = run_record.verify(home, "plain", run_id)
+    verdict = records.verify(home, "plain", run_id)
     assert verdict.differs_at is None and verdict.same_views and verdict.same_losses
-    status = run_record.read_status(run_record.runs_url(home, run_id))
+    status = records.read_status(records.runs_url(home, run_id))
     assert status is not None and (status.status, status.steps) == ("finished", STEPS)
 
 

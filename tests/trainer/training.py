@@ -18,8 +18,7 @@ from infra.home import Home, resolve
 from infra.session import open_workers
 from pipelines.ingest.commands import build_request
 from pipelines.ingest.job import ingest
-from trainer.run import checkpoint, recipe
-from trainer.run import record as run_record
+from trainer.run import checkpoint, recipe, records
 from trainer.run.assembly import assemble
 from trainer.run.loop import Job, Place, train_rank
 from trainer.run.recipe import Recipe
@@ -68,7 +67,7 @@ def small_recipe(*sets: str, arm: str | None = None) -> Recipe:
 def make_job(home: Home, chosen: Recipe, run_id: str) -> Job:
     """A run that is ready for its ranks, without a catalog."""
     materials = assemble(chosen, home)
-    record = run_record.RunRecord(
+    record = records.RunRecord(
         run_id=run_id,
         recipe=chosen.name,
         arm=chosen.arm,
@@ -85,8 +84,8 @@ def make_job(home: Home, chosen: Recipe, run_id: str) -> Job:
         snapshot_id=None,
         started_at=time.time(),
     )
-    url = run_record.runs_url(home, run_id)
-    run_record.write_record(url, record)
+    url = records.runs_url(home, run_id)
+    records.write_record(url, record)
     return Job(home=home, run_id=run_id, url=url, record=record, max_failures=0)
 
 
@@ -127,22 +126,22 @@ def kill(processes: Sequence[BaseProcess]) -> None:
 def wait_for_step(job: Job, step: int, processes: Sequence[BaseProcess]) -> None:
     """Until the checkpoint of `step` is published."""
     deadline = time.monotonic() + 120
-    while step not in checkpoint.published_steps(run_record.checkpoints_url(job.url, job.record)):
+    while step not in checkpoint.published_steps(records.checkpoints_url(job.url, job.record)):
         assert time.monotonic() < deadline and any(p.is_alive() for p in processes), "the ranks ended early"
         time.sleep(0.002)
 
 
 def ledger_of(job: Job) -> dict[str, list[object]]:
     """The ledger by column."""
-    columns: dict[str, list[object]] = run_record.read_ledger(job.url).to_pydict()
+    columns: dict[str, list[object]] = records.read_ledger(job.url).to_pydict()
     return columns
 
 
 def renamed(job: Job, home: Home, run_id: str) -> Job:
     """The same training under another id."""
     record = dataclasses.replace(job.record, run_id=run_id)
-    url = run_record.runs_url(home, run_id)
-    run_record.write_record(url, record)
+    url = records.runs_url(home, run_id)
+    records.write_record(url, record)
     return dataclasses.replace(job, run_id=run_id, url=url, record=record)
 
 

@@ -25,7 +25,7 @@ from trainer.data.tokenizer import TextTokenizer
 from trainer.model.encoder import TextEncoder
 from trainer.model.objectives import LejepaModel, NextTokenModel
 from trainer.run.recipe import Recipe, with_tokenizer
-from trainer.run.record import RunRecord
+from trainer.run.records import RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)

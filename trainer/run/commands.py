@@ -1,6 +1,6 @@
 """List trainings, show one, and verify that two consumed the same sequence.
 
-Owns: the command line of `goodviews runs`. Does not own: what a run leaves behind (`trainer.run.record`).
+Owns: the command line of `goodviews runs`. Does not own: what a run leaves behind (`trainer.run.records`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from infra.output import print_json
 
 if TYPE_CHECKING:
     from infra.home import Home
-    from trainer.run.record import RunRecord, RunStatus
+    from trainer.run.records import RunRecord, RunStatus
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,13 +32,13 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")
 def list_(home: _Home = None, catalog: _Catalog = None, json: _Json = False) -> None:
     """One line a run, oldest first, from the files of the runs."""
     from infra.home import resolve
-    from trainer.run import record as run_record
+    from trainer.run import records
 
     where = resolve(home, catalog)
     rows = []
-    for run_id in run_record.list_run_ids(where):
-        record = run_record.read_record(where, run_id)
-        rows.append(_summary(record, run_record.read_status(run_record.runs_url(where, run_id))))
+    for run_id in records.list_run_ids(where):
+        record = records.read_record(where, run_id)
+        rows.append(_summary(record, records.read_status(records.runs_url(where, run_id))))
     if json:
         print_json(rows)
     else:
@@ -54,22 +54,21 @@ def show(
 ) -> None:
     """What a run was asked, how far it is, and its latest metrics."""
     from infra.home import resolve
-    from trainer.run import checkpoint
-    from trainer.run import record as run_record
+    from trainer.run import checkpoint, records
 
     where = resolve(home, catalog)
-    record = run_record.read_record(where, run)
-    url = run_record.runs_url(where, run)
+    record = records.read_record(where, run)
+    url = records.runs_url(where, run)
     found = {
-        **_summary(record, run_record.read_status(url)),
+        **_summary(record, records.read_status(url)),
         "snapshot_id": record.snapshot_id,
         "code_version": record.code_version,
         "plan_digest": record.plan_digest,
         "tokenizer_digest": record.tokenizer_digest,
-        "ledger_steps": run_record.read_ledger(url).num_rows,
-        "checkpoints": checkpoint.published_steps(run_record.checkpoints_url(url, record)),
-        "encoders": run_record.encoder_names(url),
-        "metrics": run_record.latest_metrics(url),
+        "ledger_steps": records.read_ledger(url).num_rows,
+        "checkpoints": checkpoint.published_steps(records.checkpoints_url(url, record)),
+        "encoders": records.encoder_names(url),
+        "metrics": records.latest_metrics(url),
         "url": url,
         "config": record.config,
     }
@@ -96,14 +95,14 @@ def verify(
 ) -> None:
     """Prove that two runs consumed the same sequence, or name the first step where they differ (exit code 1)."""
     from infra.home import resolve
-    from trainer.run import record as run_record
+    from trainer.run import records
 
-    verdict = run_record.verify(resolve(home, catalog), left, right)
+    found = records.verify(resolve(home, catalog), left, right)
     if json:
-        print_json(verdict)
+        print_json(found)
     else:
-        print(verdict.sentence)
-    if verdict.differs_at is not None:
+        print(found.sentence)
+    if found.differs_at is not None:
         raise typer.Exit(1)
 
 
@@ -114,23 +113,23 @@ def record(
     """Write the rows of a run into the catalog again, from its files (after a rebuild of the catalog that lost them)."""
     from catalog.rows.runs import finish_run
     from infra.home import resolve
-    from trainer.run import record as run_record
+    from trainer.run import records
 
     where: Home = resolve(home, catalog)
-    found = run_record.read_record(where, run)
-    url = run_record.runs_url(where, run)
+    found = records.read_record(where, run)
+    url = records.runs_url(where, run)
     finish_run(
         where,
-        run_record.catalog_row(url, found, run_record.read_status(url) or run_record.no_status()),
-        run_record.read_metrics(url),
+        records.catalog_row(url, found, records.read_status(url) or records.no_status()),
+        records.read_metrics(url),
     )
     print(f"Wrote the rows of run {run}.")
 
 
 def _summary(record: RunRecord, status: RunStatus | None) -> dict[str, Any]:
-    from trainer.run import record as run_record
+    from trainer.run import records
 
-    state = status or run_record.no_status()
+    state = status or records.no_status()
     started = datetime.datetime.fromtimestamp(record.started_at, datetime.UTC)
     return {
         "run_id": record.run_id,

@@ -1,7 +1,7 @@
-"""The live line of a training: rank 0 leaves its pulse in the folder of the run, the command shows it on stderr.
+"""The live line of a training: rank 0 leaves its heartbeat in the folder of the run, the command shows it on stderr.
 
-Owns: the pulse file and how it looks. Does not own: any number that is kept (see `trainer.run.record`).
-Invariant: the pulse travels by file, because rank 0 may be a process on another machine of a Ray cluster whose output
+Owns: the heartbeat file and how it looks. Does not own: any number that is kept (see `trainer.run.records`).
+Invariant: the heartbeat travels by file, because rank 0 may be a process on another machine of a Ray cluster whose output
 nobody reads; showing it never fails a training.
 """
 
@@ -23,13 +23,13 @@ from infra.errors import GoodviewsError
 if TYPE_CHECKING:
     from rich.live import Live
 
-PULSE_S = 2.0
-"Between two pulses on a local disk; ten times that on an object store, where each is a request."
+INTERVAL_S = 2.0
+"Between two heartbeats on a local disk; ten times that on an object store, where each is a request."
 PLAIN_INTERVAL_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pulse:
+class Heartbeat:
     """How a training stands. mfu: share of the device's peak, None on a CPU. stall: share of time spent waiting for data."""
 
     step: int
@@ -45,14 +45,14 @@ class Pulse:
     written_at: float = 0.0
 
 
-def line(pulse: Pulse) -> str:
-    """The pulse as one line."""
-    parts = [f"step {pulse.step:,}/{pulse.steps:,}", f"epoch {pulse.epoch}"]
-    parts += [f"{name} {value:.4g}" for name, value in pulse.losses.items()]
-    parts += [f"{pulse.samples_per_s:,.0f} samples/s", f"{pulse.tokens_per_s:,.0f} tokens/s"]
-    parts += [f"MFU {pulse.mfu:.1%}"] if pulse.mfu is not None else []
-    parts += [f"data stall {pulse.stall:.0%}"] if pulse.stall >= 0.005 else []
-    parts += [f"ETA {duration(pulse.eta_s)}"] if pulse.eta_s is not None else []
+def line(heartbeat: Heartbeat) -> str:
+    """The heartbeat as one line."""
+    parts = [f"step {heartbeat.step:,}/{heartbeat.steps:,}", f"epoch {heartbeat.epoch}"]
+    parts += [f"{name} {value:.4g}" for name, value in heartbeat.losses.items()]
+    parts += [f"{heartbeat.samples_per_s:,.0f} samples/s", f"{heartbeat.tokens_per_s:,.0f} tokens/s"]
+    parts += [f"MFU {heartbeat.mfu:.1%}"] if heartbeat.mfu is not None else []
+    parts += [f"data stall {heartbeat.stall:.0%}"] if heartbeat.stall >= 0.005 else []
+    parts += [f"ETA {duration(heartbeat.eta_s)}"] if heartbeat.eta_s is not None else []
     return " | ".join(parts)
 
 
@@ -66,28 +66,28 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
 
 
-class PulseWriter:
-    """Leaves the pulse below the folder of a run, not more often than is useful."""
+class HeartbeatWriter:
+    """Leaves the heartbeat below the folder of a run, not more often than is useful."""
 
     def __init__(self, url: str) -> None:
         self._url = _url_of(url)
-        self._interval_s = PULSE_S * (10 if storage.is_remote(url) else 1)
+        self._interval_s = INTERVAL_S * (10 if storage.is_remote(url) else 1)
         self._last_s = -1e9
 
-    def write(self, pulse: Pulse) -> None:
-        """Publish the pulse, unless one went out just now; a failure to do so is no failure of the training."""
+    def write(self, heartbeat: Heartbeat) -> None:
+        """Publish the heartbeat, unless one went out just now; a failure to do so is no failure of the training."""
         now = time.monotonic()
-        if now - self._last_s < self._interval_s and pulse.step < pulse.steps and pulse.alarm is None:
+        if now - self._last_s < self._interval_s and heartbeat.step < heartbeat.steps and heartbeat.alarm is None:
             return
         self._last_s = now
         with contextlib.suppress(GoodviewsError, OSError):
-            storage.publish(self._url, orjson.dumps(pulse))
+            storage.publish(self._url, orjson.dumps(heartbeat))
 
 
-def read_pulse(url: str) -> Pulse | None:
-    """The last pulse below the folder of a run, or None."""
+def read_heartbeat(url: str) -> Heartbeat | None:
+    """The last heartbeat below the folder of a run, or None."""
     try:
-        return Pulse(**orjson.loads(storage.read_bytes(_url_of(url))))
+        return Heartbeat(**orjson.loads(storage.read_bytes(_url_of(url))))
     except (GoodviewsError, OSError, ValueError, TypeError):
         return None
 
@@ -97,7 +97,7 @@ def _url_of(url: str) -> str:
 
 
 class LiveLine:
-    """Shows the pulse of a run while the block runs: one live line on a terminal, else a line every 30 s."""
+    """Shows the heartbeat of a run while the block runs: one live line on a terminal, else a line every 30 s."""
 
     def __init__(
         self, url: str, *, label: str, stream: IO[str] | None = None, interval_s: float = PLAIN_INTERVAL_S
@@ -122,7 +122,7 @@ class LiveLine:
                 console=Console(file=self._stream), auto_refresh=False, transient=True, redirect_stdout=False
             )
             self._live.start()
-            self._interval_s = PULSE_S / 2
+            self._interval_s = INTERVAL_S / 2
         self._thread.start()
         return self
 
@@ -140,16 +140,16 @@ class LiveLine:
             self._show()
 
     def _show(self) -> None:
-        pulse = read_pulse(self._url)
-        # A pulse from before a restart says nothing of now.
-        if pulse is None or pulse.written_at <= self._shown_at:
+        heartbeat = read_heartbeat(self._url)
+        # A heartbeat from before a restart says nothing of now.
+        if heartbeat is None or heartbeat.written_at <= self._shown_at:
             return
-        self._shown_at = pulse.written_at
+        self._shown_at = heartbeat.written_at
         with contextlib.suppress(OSError, ValueError):
-            if pulse.alarm is not None and pulse.alarm != self._last_alarm:
-                self._last_alarm = pulse.alarm
-                print(f"ALARM {self._label}: {pulse.alarm}", file=self._stream, flush=True)
-            text = f"{self._label}: {line(pulse)}"
+            if heartbeat.alarm is not None and heartbeat.alarm != self._last_alarm:
+                self._last_alarm = heartbeat.alarm
+                print(f"ALARM {self._label}: {heartbeat.alarm}", file=self._stream, flush=True)
+            text = f"{self._label}: {line(heartbeat)}"
             if self._live is not None:
                 self._live.update(text, refresh=True)
             else:

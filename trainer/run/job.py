@@ -24,14 +24,13 @@ from catalog.rows.runs import finish_run, start_run
 from infra import storage
 from infra.errors import ConflictError, GoodviewsError, UsageError
 from infra.home import Home
-from trainer.run import checkpoint, recipe
-from trainer.run import record as run_record
+from trainer.run import checkpoint, recipe, records
 from trainer.run.assembly import assemble
 from trainer.run.heartbeat import LiveLine
 from trainer.run.launch import Cluster, launch
 from trainer.run.loop import Job
 from trainer.run.recipe import Recipe
-from trainer.run.record import RunRecord, RunStatus
+from trainer.run.records import RunRecord, RunStatus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +53,8 @@ def start(chosen: Recipe, home: Home, cluster: Cluster, *, run_id: str | None = 
     """Train a new run. Raises ConflictError when one of that id is there already, and whatever ends the training early."""
     materials = assemble(chosen, home)
     materials.plan.stripe(0, cluster.ranks)
-    name = run_record.check_run_id(run_id) if run_id is not None else _new_id(materials.recipe)
-    url = run_record.runs_url(home, name)
+    name = records.check_run_id(run_id) if run_id is not None else _new_id(materials.recipe)
+    url = records.runs_url(home, name)
     if storage.exists(storage.join(url, "run.json")):
         raise ConflictError(
             f"There is a run {name!r} already in {url}. Go on with `--resume {name}`, or choose another id."
@@ -77,9 +76,9 @@ def start(chosen: Recipe, home: Home, cluster: Cluster, *, run_id: str | None = 
         snapshot_id=None,
         started_at=time.time(),
     )
-    snapshot_id = start_run(home, run_record.catalog_row(url, record, _status("running", cluster, None)))
+    snapshot_id = start_run(home, records.catalog_row(url, record, _status("running", cluster, None)))
     record = dataclasses.replace(record, snapshot_id=snapshot_id)
-    run_record.write_record(url, record)
+    records.write_record(url, record)
     return _train(record, home, cluster)
 
 
@@ -89,16 +88,16 @@ def resume(run_id: str, home: Home, cluster: Cluster, *, sets: Sequence[str] = (
     sets: only keys of `run` (resources, reporting), for this launch. Raises UsageError for others, ConflictError when
     the run goes on elsewhere or is finished.
     """
-    record = run_record.read_record(home, run_id)
+    record = records.read_record(home, run_id)
     for text in sets:
         if not text.strip().startswith("run."):
             raise UsageError(
                 f"`--set {text}` cannot be combined with --resume: run {run_id} goes on with what decided it. Only keys of `run.` (threads, reporting) may change; for the rest start a new run."
             )
     record = dataclasses.replace(record, config=recipe.to_config(recipe.from_config(record.config, sets)))
-    url = run_record.runs_url(home, run_id)
-    done = checkpoint.newest(run_record.checkpoints_url(url, record))
-    status = run_record.read_status(url)
+    url = records.runs_url(home, run_id)
+    done = checkpoint.newest(records.checkpoints_url(url, record))
+    status = records.read_status(url)
     if done is not None and done.step >= record.steps and status is not None and status.status == "finished":
         raise ConflictError(
             f"Run {run_id} is finished: all {record.steps:,} steps are done. Start a new run to train longer."
@@ -107,11 +106,11 @@ def resume(run_id: str, home: Home, cluster: Cluster, *, sets: Sequence[str] = (
 
 
 def _train(record: RunRecord, home: Home, cluster: Cluster) -> Finished:
-    url, began = run_record.runs_url(home, record.run_id), time.time()
+    url, began = records.runs_url(home, record.run_id), time.time()
     max_failures = int(record.config["run"]["max_failures"])
     job = Job(home=home, run_id=record.run_id, url=url, record=record, max_failures=max_failures)
     with _claimed(url, record.run_id):
-        run_record.write_status(url, _status("running", cluster, url))
+        records.write_status(url, _status("running", cluster, url))
         try:
             with LiveLine(url, label=record.run_id):
                 launch(job, cluster)
@@ -127,8 +126,8 @@ def _train(record: RunRecord, home: Home, cluster: Cluster) -> Finished:
         samples=status.samples,
         tokens=status.tokens,
         seconds=time.time() - began,
-        encoders=run_record.encoder_names(url),
-        metrics=run_record.latest_metrics(url),
+        encoders=records.encoder_names(url),
+        metrics=records.latest_metrics(url),
         snapshot_id=record.snapshot_id,
         url=url,
     )
@@ -139,7 +138,7 @@ def _message(error: BaseException) -> str:
 
 
 def _status(word: str, cluster: Cluster, url: str | None, *, message: str | None = None) -> RunStatus:
-    last = (run_record.read_status(url) if url is not None else None) or run_record.no_status()
+    last = (records.read_status(url) if url is not None else None) or records.no_status()
     now = time.time()
     ended = None if word == "running" else now
     return dataclasses.replace(
@@ -148,9 +147,9 @@ def _status(word: str, cluster: Cluster, url: str | None, *, message: str | None
 
 
 def _close(record: RunRecord, home: Home, status: RunStatus) -> None:
-    url = run_record.runs_url(home, record.run_id)
-    run_record.write_status(url, status)
-    finish_run(home, run_record.catalog_row(url, record, status), run_record.read_metrics(url))
+    url = records.runs_url(home, record.run_id)
+    records.write_status(url, status)
+    finish_run(home, records.catalog_row(url, record, status), records.read_metrics(url))
 
 
 def _new_id(chosen: Recipe) -> str:

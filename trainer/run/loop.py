@@ -30,16 +30,15 @@ from trainer.model import distributed
 from trainer.model.encoder import TextEncoder, TokenBatch
 from trainer.model.objectives import LejepaModel
 from trainer.model.optimizer import build_optimizer, learning_rate, take_step
-from trainer.run import checkpoint, evaluation, recipe
-from trainer.run import record as run_record
+from trainer.run import checkpoint, evaluation, recipe, records
 from trainer.run.alarms import SpeedAlarm, collapse, measure, refuse_not_finite
 from trainer.run.assembly import Materials, assemble, build_model, check_record
 from trainer.run.checkpoint import State
 from trainer.run.export import export_encoder
 from trainer.run.forecast import precision_of, train_flops
-from trainer.run.heartbeat import Pulse
-from trainer.run.record import RunRecord
+from trainer.run.heartbeat import Heartbeat
 from trainer.run.recorder import Recorder, Totals, digests_of
+from trainer.run.records import RunRecord
 from trainer.run.reporter import Reporter
 
 PEAK_TFLOPS: Final = {
@@ -113,7 +112,7 @@ class _Training:
         self.total = self.plan.total_steps
         self.bare = build_model(self.recipe).to(place.device)
         self.optimizer = build_optimizer(self.recipe.optimizer, self.bare)
-        self.checkpoints_url = run_record.checkpoints_url(job.url, job.record)
+        self.checkpoints_url = records.checkpoints_url(job.url, job.record)
         self.config_digest = recipe.digest(self.recipe)
         state = checkpoint.newest(self.checkpoints_url)
         self.start = self._restore(state)
@@ -203,7 +202,7 @@ class _Training:
         window.tokens += int(lengths.sum())
         window.squares += float((lengths.astype(float) ** 2).sum())
         window.padding += tokens.padding_share
-        rows = run_record.row_hashes(batch.views.tokens, batch.views.offsets)
+        rows = records.row_hashes(batch.views.tokens, batch.views.offsets)
         first = int(batch.places[0]) if len(batch.places) else 0
         digests = digests_of(batch.scene_hashes, rows, first, self.plan.config.batch_global)
         self.recorder.add(batch.epoch, digests, batch.tokens_read, len(batch.scene_hashes), terms[0])
@@ -277,8 +276,8 @@ class _Training:
         reporter.metrics(done, values)
         parts = {name: losses[name] for name in self._term_names()}
         eta_s = (self.total - done) * seconds / steps
-        reporter.pulse(
-            Pulse(
+        reporter.heartbeat(
+            Heartbeat(
                 step=done,
                 steps=self.total,
                 epoch=batch.epoch,

@@ -1,6 +1,6 @@
 """What every step consumed, gathered on each rank and made global in one collective a flush.
 
-Owns: the rolling hashes, the totals, the rows of the ledger. Does not own: where rows are kept (`trainer.run.record`).
+Owns: the rolling hashes, the totals, the rows of the ledger. Does not own: where rows are kept (`trainer.run.records`).
 Invariant: every rank holds the same totals and hashes after a flush, whatever the number of ranks was; the digest of a
 step is computed from what a rank was really given, not from the plan.
 
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from trainer.model import distributed
-from trainer.run import record
+from trainer.run import records
 from trainer.run.checkpoint import State
 
 
@@ -65,7 +65,7 @@ class Recorder:
         """Rows of `runs.LEDGER` for the steps since the last flush. Every rank must call it at the same step."""
         self.gather()
         rows, self._ready = self._ready, []
-        return pa.Table.from_pylist(rows, schema=record.LEDGER)
+        return pa.Table.from_pylist(rows, schema=records.LEDGER)
 
     def gather(self) -> None:
         """Bring `totals` up to date without handing rows out. Every rank must call it at the same step."""
@@ -80,13 +80,13 @@ class Recorder:
 
     def _row(self, epoch: int, counts: NDArray[np.int64], loss: float) -> dict[str, object]:
         before = self.totals
-        scenes, views = (int(value) & record.MASK for value in counts[:2])
+        scenes, views = (int(value) & records.MASK for value in counts[:2])
         self.totals = Totals(
             step=before.step + 1,
             samples=before.samples + int(counts[2]),
             tokens=before.tokens + int(counts[3]),
-            scenes_hash=record.roll(before.scenes_hash, scenes),
-            views_hash=record.roll(before.views_hash, views),
+            scenes_hash=records.roll(before.scenes_hash, scenes),
+            views_hash=records.roll(before.views_hash, views),
         )
         after = self.totals
         hashes = {"scenes_hash": after.scenes_hash, "views_hash": after.views_hash}
@@ -110,8 +110,8 @@ def digests_of(scenes: NDArray[np.uint64], rows: NDArray[np.uint64], first: int,
     places = np.arange(first, first + b)
     views = np.arange(len(rows)) // max(b, 1)
     return (
-        record.batch_digest(scenes, places),
-        record.batch_digest(rows, views * batch_global + np.tile(places, len(rows) // max(b, 1))),
+        records.batch_digest(scenes, places),
+        records.batch_digest(rows, views * batch_global + np.tile(places, len(rows) // max(b, 1))),
     )
 
 

@@ -1,4 +1,4 @@
-"""What rank 0 tells the world while it trains: metrics, ledger parts, status, pulse, trackers, catalog rows.
+"""What rank 0 tells the world while it trains: metrics, ledger parts, status, heartbeat, trackers, catalog rows.
 
 Owns: where each number goes and how often. Does not own: the numbers. Other ranks have none.
 Invariant: the files of the run are the truth; the catalog follows them at most every `run.catalog_every_s`, and one that is
@@ -18,10 +18,10 @@ import pyarrow as pa
 from catalog.rows.runs import METRICS, append_metrics
 from infra.errors import GoodviewsError
 from infra.home import Home
-from trainer.run import record as run_record
-from trainer.run.heartbeat import Pulse, PulseWriter
-from trainer.run.record import RunRecord, RunStatus
+from trainer.run import records
+from trainer.run.heartbeat import Heartbeat, HeartbeatWriter
 from trainer.run.recorder import Totals
+from trainer.run.records import RunRecord, RunStatus
 from trainer.run.trackers import open_trackers
 
 CATALOG_TIMEOUT_S: Final = 10.0
@@ -36,11 +36,11 @@ class Reporter:
         self._home, self._url, self._record, self._ranks = home, url, record, ranks
         self._run = record.config["run"]
         for kind in ("ledger", "metrics"):
-            run_record.drop_parts(url, kind, from_step=step)
+            records.drop_parts(url, kind, from_step=step)
         self._rows: list[dict[str, Any]] = []
         self._unlisted: list[pa.Table] = []
         self._listed_s = time.monotonic()
-        self._pulse = PulseWriter(url)
+        self._heartbeat = HeartbeatWriter(url)
         excluded = self._run["exclude_trackers"]
         self._trackers = open_trackers(url, record.run_id, record.config, step=step, exclude=excluded)
 
@@ -51,9 +51,9 @@ class Reporter:
         for tracker in self._trackers:
             tracker.log(step, values)
 
-    def pulse(self, pulse: Pulse) -> None:
+    def heartbeat(self, heartbeat: Heartbeat) -> None:
         """The live line."""
-        self._pulse.write(pulse)
+        self._heartbeat.write(heartbeat)
 
     def record(self, ledger: pa.Table, totals: Totals) -> None:
         """Publish the steps of `ledger` and the metrics since the last call, then the status."""
@@ -62,12 +62,12 @@ class Reporter:
         first = int(ledger.column("step")[0].as_py())
         metrics = pa.Table.from_pylist(self._rows, schema=METRICS)
         self._rows = []
-        run_record.write_part(self._url, "ledger", ledger, first_step=first)
+        records.write_part(self._url, "ledger", ledger, first_step=first)
         if metrics.num_rows:
-            run_record.write_part(self._url, "metrics", metrics, first_step=first)
+            records.write_part(self._url, "metrics", metrics, first_step=first)
             self._unlisted.append(metrics)
         status = self._status(totals)
-        run_record.write_status(self._url, status)
+        records.write_status(self._url, status)
         if time.monotonic() - self._listed_s >= self._run["catalog_every_s"]:
             self._list(status)
 
@@ -90,7 +90,7 @@ class Reporter:
         self._listed_s = time.monotonic()
         if not self._unlisted:
             return
-        row = run_record.catalog_row(self._url, self._record, status)
+        row = records.catalog_row(self._url, self._record, status)
         try:
             append_metrics(self._home, row, pa.concat_tables(self._unlisted), timeout_s=CATALOG_TIMEOUT_S)
             self._unlisted = []

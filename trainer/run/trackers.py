@@ -1,6 +1,6 @@
 """Where metrics are shown besides the catalog: TensorBoard always, Weights & Biases and MLflow when they are installed.
 
-Owns: opening, feeding and closing them, on rank 0. Does not own: the metrics (see `trainer.run.record`), which never depend on it.
+Owns: opening, feeding and closing them, on rank 0. Does not own: the metrics (see `trainer.run.records`), which never depend on it.
 Invariant: nothing here asks, waits for or needs a network unless its user set it up: W&B is offline without WANDB_MODE or
 WANDB_API_KEY, MLflow writes below the run without MLFLOW_TRACKING_URI.
 """

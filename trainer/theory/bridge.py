@@ -31,8 +31,8 @@ from infra import seeds
 from infra.errors import ConfigError
 from trainer.model.objectives import LejepaConfig, lejepa
 from trainer.theory import finite_world
-from trainer.theory import grid as theory_grid
 from trainer.theory.finite_world import F64, Modality, PairLaw
+from trainer.theory.grid import GridConfig, grid_world
 
 Arm: TypeAlias = Literal["good", "bad"]
 ARMS: Final[tuple[Arm, ...]] = ("good", "bad")
@@ -79,9 +79,9 @@ class BridgeConfig:
             raise ConfigError(f"The weights are {self.weights}, but must be positive numbers. Change --weight.")
 
     @property
-    def grid(self) -> theory_grid.GridConfig:
+    def grid(self) -> GridConfig:
         """The grid that the world is taken from."""
-        return theory_grid.GridConfig(dims=self.dims, seed=self.seed)
+        return GridConfig(dims=self.dims, seed=self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,7 @@ def bridge_world(config: BridgeConfig) -> tuple[PairLaw, float]:
     def narrowest(world: PairLaw) -> float:
         return float(min(world.values[dims - 1] - world.values[dims], world.values[kept - 1] - world.values[kept]))
 
-    world = max((theory_grid.grid_world(config.grid, n) for n in range(config.grid.worlds)), key=narrowest)
+    world = max((grid_world(config.grid, n) for n in range(config.grid.worlds)), key=narrowest)
     return world, float(world.values[kept - 1] + world.values[kept]) / 2
 
 

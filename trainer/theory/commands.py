@@ -16,7 +16,7 @@ from infra.output import print_json
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trainer.theory.grid import GridConfig, Verdict
+    from trainer.theory.grid import GridConfig, GridResult
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -56,8 +56,8 @@ def verify(
     # Threads cost more than they bring on matrices of a hundred rows, ten times as much beside other work.
     with threadpool_limits(1, user_api="blas"):
         rows, mismatches = list(grid.run_grid(config)), list(grid.run_mismatches(config))
-    verdict = grid.judge(config, rows, mismatches)
-    result = dataclasses.asdict(verdict)
+    outcome = grid.judge(config, rows, mismatches)
+    result = dataclasses.asdict(outcome)
     check = Check(
         kind="grid",
         seed=seed,
@@ -69,8 +69,8 @@ def verify(
     if json:
         print_json({"theory_id": theory_id, **result})
     else:
-        _print_verdict(config, verdict)
-    if failures := verdict.failures(config):
+        _print_result(config, outcome)
+    if failures := outcome.failures(config):
         raise IntegrityError(
             f"On these worlds it does not hold that {'; nor that '.join(failures)}. The rows are in the catalog as {theory_id}."
         )
@@ -92,28 +92,26 @@ def bridge(
 
     from catalog.rows.theory import Check, record_check
     from infra.home import resolve
-    from trainer.theory import bridge as finite_bridge
+    from trainer.theory.bridge import WEIGHTS, BridgeConfig, points, run_bridge, summary
 
-    config = finite_bridge.BridgeConfig(
-        seeds=seeds, steps=steps, batch=batch, seed=seed, weights=tuple(weight or finite_bridge.WEIGHTS)
-    )
+    config = BridgeConfig(seeds=seeds, steps=steps, batch=batch, seed=seed, weights=tuple(weight or WEIGHTS))
     where = resolve(home, catalog)
     found = []
-    for one in finite_bridge.run_bridge(config):
+    for one in run_bridge(config):
         found.append(one)
         angles = ", ".join(f"{angle:.1f}" for angle in one.angles)
         print(f"{one.kind}, seed {one.seed}: angles {angles} degrees, error {one.error:.3f}", file=sys.stderr)
-    result = finite_bridge.summary(config, found)
-    points = finite_bridge.points(found)
-    check = Check(kind="bridge", seed=seed, config=dataclasses.asdict(config), result=result, points=points)
+    result = summary(config, found)
+    series = points(found)
+    check = Check(kind="bridge", seed=seed, config=dataclasses.asdict(config), result=result, points=series)
     theory_id = record_check(where, check)
     if json:
-        print_json({"theory_id": theory_id, **result, "series": points})
+        print_json({"theory_id": theory_id, **result, "series": series})
     else:
-        _print_bridge(points)
+        _print_bridge(series)
 
 
-def _print_bridge(points: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
+def _print_bridge(series: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
     import statistics
 
     from rich.console import Console
@@ -123,7 +121,7 @@ def _print_bridge(points: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
     table = Table(box=None, pad_edge=False)
     for name in ("kind", *names):
         table.add_column(name, overflow="fold")
-    for kind, members in points.items():
+    for kind, members in series.items():
         largest = f"angle_{sum(name.startswith('angle_') for name in members[0])}"
         means = [statistics.fmean(point[name or largest] for point in members) for name in names.values()]
         table.add_row(kind, *(f"{mean:.{1 if i == 0 else 3}f}" for i, mean in enumerate(means)))
@@ -158,18 +156,18 @@ def plot(
             print(url)
 
 
-def _print_verdict(config: GridConfig, verdict: Verdict) -> None:
+def _print_result(config: GridConfig, found: GridResult) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    full, total = 2 * config.dims, verdict.rows_below + verdict.rows_above + config.worlds
-    lost = ", ".join(f"{r} in {n}" for r, n in verdict.above_r.items()) or "-"
-    worst, median = verdict.mismatch_tightness_max, verdict.mismatch_tightness_median
+    full, total = 2 * config.dims, found.rows_below + found.rows_above + config.worlds
+    lost = ", ".join(f"{r} in {n}" for r, n in found.above_r.items()) or "-"
+    worst, median = found.mismatch_tightness_max, found.mismatch_tightness_median
     lines = [
-        ("good views", total, "error 0", verdict.max_good_error, "0"),
-        ("bad, below", verdict.rows_below, "error 0", verdict.max_below_error, "0"),
-        ("bad, above", verdict.rows_above, "error 2r", verdict.max_above_deviation, lost),
-        ("bad, all kept", config.worlds, f"error {full}", abs(verdict.special_error - full), f"{verdict.special_r}"),
+        ("good views", total, "error 0", found.max_good_error, "0"),
+        ("bad, below", found.rows_below, "error 0", found.max_below_error, "0"),
+        ("bad, above", found.rows_above, "error 2r", found.max_above_deviation, lost),
+        ("bad, all kept", config.worlds, f"error {full}", abs(found.special_error - full), f"{found.special_r}"),
     ]
     table = Table(box=None, pad_edge=False)
     for name in ("regime", "rows", "claim", "worst deviation", "directions lost, r"):
@@ -179,8 +177,8 @@ def _print_verdict(config: GridConfig, verdict: Verdict) -> None:
     console = Console(soft_wrap=True)
     console.print(table)
     console.print(
-        f"Sorting the values and dropping the first would count {verdict.special_naive_r} where all nuisance is kept.\n"
-        f"Other positives: {verdict.mismatch_violations} of {verdict.mismatch_checks} errors beyond the bound; "
+        f"Sorting the values and dropping the first would count {found.special_naive_r} where all nuisance is kept.\n"
+        f"Other positives: {found.mismatch_violations} of {found.mismatch_checks} errors beyond the bound; "
         f"error / bound: median {_short(median)}, most {_short(worst)}.",
         highlight=False,
     )

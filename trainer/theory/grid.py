@@ -169,7 +169,7 @@ def _plain(world: PairLaw, dims: int) -> Shown:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class GridResult:
     """The claims, each with its worst case. None where no row is of that kind. Names are those that the command prints."""
 
     max_good_error: float
@@ -217,7 +217,7 @@ class Verdict:
         return [claim for claim, holds in claims.items() if not holds]
 
 
-def judge(config: GridConfig, rows: Sequence[GridRow], mismatches: Sequence[MismatchRow]) -> Verdict:
+def judge(config: GridConfig, rows: Sequence[GridRow], mismatches: Sequence[MismatchRow]) -> GridResult:
     """The worst case of each claim over all rows."""
     below, above, special = ([r for r in rows if r.regime == name] for name in ("below", "above", "special"))
     full = 2 * config.dims
@@ -225,7 +225,7 @@ def judge(config: GridConfig, rows: Sequence[GridRow], mismatches: Sequence[Mism
         np.array([m.error / bound for m in mismatches if 0 < (bound := getattr(m, name)) < np.inf])
         for name in ("by_both", "by_one")
     )
-    return Verdict(
+    return GridResult(
         max_good_error=max(abs(r.good_error) for r in rows),
         rows_below=len(below),
         max_below_error=max((abs(r.error) for r in below), default=None),

@@ -30,7 +30,7 @@ from trainer.data.shardset import open_shards
 from trainer.data.stream import StepBatch, Stream
 from trainer.data.tokenizer import TextTokenizer
 from trainer.data.views import ViewsConfig, whole_captions
-from trainer.run import record
+from trainer.run import records
 
 REPOSITORY = Path(trainer.__file__).parents[1]
 BATCH = 16
@@ -188,14 +188,14 @@ def test_e14_the_ledger_counts_samples_and_adds_up_over_any_ranks(
         for step in range(len(streams[0])):
             parts = [s.batch(step) for s in streams]
             assert sum(len(p.scene_hashes) for p in parts) == BATCH
-            digest = sum(record.batch_digest(p.scene_hashes, p.places) for p in parts) & record.MASK
-            value = record.roll(value, digest)
+            digest = sum(records.batch_digest(p.scene_hashes, p.places) for p in parts) & records.MASK
+            value = records.roll(value, digest)
             values.append(value)
         rolling.append(values)
     assert rolling[0] == rolling[1] == rolling[2]
     alone, value = stream(home, words, rank=1, world=4), 0
     for step in range(len(alone)):  # one rank can say what all of them must have read
-        value = record.roll(value, record.batch_digest(alone.global_scene_hashes(step), np.arange(BATCH)))
+        value = records.roll(value, records.batch_digest(alone.global_scene_hashes(step), np.arange(BATCH)))
     assert value == rolling[0][-1]
 
 

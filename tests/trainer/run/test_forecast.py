@@ -15,7 +15,7 @@ from infra.home import Home
 from tests.trainer import training
 from trainer.data.ragged import Ragged
 from trainer.model.encoder import SIZES, EncoderConfig, TextEncoder
-from trainer.run import forecast, recipe, record
+from trainer.run import forecast, recipe, records
 from trainer.run.assembly import assemble, build_model
 
 
@@ -98,9 +98,9 @@ def test_a_forecast_counts_what_the_run_then_does(home: Home) -> None:
     assert after.views.source == "measured" and after.facts.tokens_from == "cache"
     assert before.views.tokens == pytest.approx(after.views.tokens, rel=0.25)
     assert before.views.squares == pytest.approx(after.views.squares, rel=0.5)
-    tokens = record.read_ledger(job.url).column("tokens")[-1].as_py()
+    tokens = records.read_ledger(job.url).column("tokens")[-1].as_py()
     assert after.facts.tokens == pytest.approx(tokens, rel=0.03)
-    shares = [row["value"] for row in record.read_metrics(job.url).to_pylist() if row["name"] == "padding_share"]
+    shares = [row["value"] for row in records.read_metrics(job.url).to_pylist() if row["name"] == "padding_share"]
     assert after.views.padding_share == pytest.approx(float(np.mean(shares)), abs=0.03)
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from infra.errors import ConfigError
-from trainer.run.heartbeat import LiveLine, Pulse, PulseWriter, duration, line, read_pulse
+from trainer.run.heartbeat import Heartbeat, HeartbeatWriter, LiveLine, duration, line, read_heartbeat
 from trainer.run.trackers import open_trackers
 
-PULSE = Pulse(
+HEARTBEAT = Heartbeat(
     step=20,
     steps=400,
     epoch=1,
@@ -26,7 +26,7 @@ PULSE = Pulse(
 
 
 def test_the_line_says_what_a_watcher_asks() -> None:
-    assert line(PULSE) == (
+    assert line(HEARTBEAT) == (
         "step 20/400 | epoch 1 | loss 1.235 | inv 0.5 | 1,234 samples/s | 90,000 tokens/s | ETA 4 min 05 s"
     )
 
@@ -36,33 +36,33 @@ def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_a_pulse_travels_by_file_but_not_at_every_step(tmp_path: Path) -> None:
-    writer = PulseWriter(str(tmp_path))
-    writer.write(PULSE)
-    writer.write(Pulse(step=21, steps=400, epoch=1))
-    found = read_pulse(str(tmp_path))
-    assert found == PULSE
-    writer.write(Pulse(step=400, steps=400, epoch=9))
-    last = read_pulse(str(tmp_path))
+def test_a_heartbeat_travels_by_file_but_not_at_every_step(tmp_path: Path) -> None:
+    writer = HeartbeatWriter(str(tmp_path))
+    writer.write(HEARTBEAT)
+    writer.write(Heartbeat(step=21, steps=400, epoch=1))
+    found = read_heartbeat(str(tmp_path))
+    assert found == HEARTBEAT
+    writer.write(Heartbeat(step=400, steps=400, epoch=9))
+    last = read_heartbeat(str(tmp_path))
     assert last is not None and last.step == 400
 
 
-def test_a_pulse_that_cannot_be_written_or_read_fails_nobody(tmp_path: Path) -> None:
+def test_a_heartbeat_that_cannot_be_written_or_read_fails_nobody(tmp_path: Path) -> None:
     (tmp_path / "pulse.json").write_text("half a pul")
-    assert read_pulse(str(tmp_path)) is None
+    assert read_heartbeat(str(tmp_path)) is None
     (tmp_path / "file").write_text("")
-    PulseWriter(str(tmp_path / "file")).write(PULSE)
+    HeartbeatWriter(str(tmp_path / "file")).write(HEARTBEAT)
 
 
-def test_the_live_line_shows_the_last_pulse_and_its_alarm_but_no_older_one(tmp_path: Path) -> None:
+def test_the_live_line_shows_the_last_heartbeat_and_its_alarm_but_no_older_one(tmp_path: Path) -> None:
     stream = io.StringIO()
-    PulseWriter(str(tmp_path)).write(Pulse(step=1, steps=400, epoch=0, written_at=time.time() - 60))
+    HeartbeatWriter(str(tmp_path)).write(Heartbeat(step=1, steps=400, epoch=0, written_at=time.time() - 60))
     with LiveLine(str(tmp_path), label="run", stream=stream, interval_s=60):
         pass
     assert stream.getvalue() == ""
     with LiveLine(str(tmp_path), label="run", stream=stream, interval_s=60):
-        PulseWriter(str(tmp_path)).write(
-            Pulse(step=2, steps=400, epoch=0, alarm="It is on fire.", written_at=time.time())
+        HeartbeatWriter(str(tmp_path)).write(
+            Heartbeat(step=2, steps=400, epoch=0, alarm="It is on fire.", written_at=time.time())
         )
     assert stream.getvalue().startswith("ALARM run: It is on fire.\nrun: step 2/400")
 

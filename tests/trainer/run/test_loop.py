@@ -15,8 +15,7 @@ from safetensors.torch import load_file
 from infra.errors import ConflictError, GoodviewsError
 from infra.home import Home
 from tests.trainer import training
-from trainer.run import checkpoint
-from trainer.run import record as run_record
+from trainer.run import checkpoint, records
 from trainer.run.loop import Job, Place, train_rank
 
 STEPS_PER_EPOCH = 6
@@ -42,11 +41,11 @@ def test_a_run_leaves_ledger_metrics_checkpoints_and_encoders(uninterrupted: Job
     assert ledger["epoch"] == [0] * STEPS_PER_EPOCH + [1] * STEPS_PER_EPOCH
     assert ledger["samples"] == [16 * (step + 1) for step in range(2 * STEPS_PER_EPOCH)]
     assert len(set(ledger["scenes_hash"])) == 2 * STEPS_PER_EPOCH
-    assert run_record.encoder_names(uninterrupted.url) == ["encoder", "encoder-epoch-001", "encoder-untrained"]
-    assert checkpoint.published_steps(run_record.checkpoints_url(uninterrupted.url, uninterrupted.record)) == [6, 12]
-    metrics = run_record.latest_metrics(uninterrupted.url)
+    assert records.encoder_names(uninterrupted.url) == ["encoder", "encoder-epoch-001", "encoder-untrained"]
+    assert checkpoint.published_steps(records.checkpoints_url(uninterrupted.url, uninterrupted.record)) == [6, 12]
+    metrics = records.latest_metrics(uninterrupted.url)
     assert {"loss", "inv", "sigreg", "lr", "grad_norm", "samples_per_s", "effective_rank", "spread"} <= set(metrics)
-    status = run_record.read_status(uninterrupted.url)
+    status = records.read_status(uninterrupted.url)
     assert status is not None and (status.steps, status.samples) == (12, 192)
 
 
@@ -62,7 +61,7 @@ def test_training_moves_the_weights_and_the_exports_differ(uninterrupted: Job) -
 def test_the_same_recipe_trains_the_same_weights_twice(home: Home, uninterrupted: Job) -> None:
     again = training.renamed(uninterrupted, home, "again")
     training.train(again)
-    verdict = run_record.verify(home, "uninterrupted", "again")
+    verdict = records.verify(home, "uninterrupted", "again")
     assert (verdict.differs_at, verdict.same_views, verdict.same_losses) == (None, True, True)
     one, two = (load_file(f"{job.url}/encoder/model.safetensors") for job in (uninterrupted, again))
     assert all(torch.equal(one[key], two[key]) for key in one)
@@ -75,9 +74,9 @@ def test_e9_e24_killed_in_the_middle_of_an_epoch_it_goes_on_bit_for_bit(
     processes = training.start_ranks(job, 1, tmp_path)
     training.wait_for_step(job, 6, processes)
     training.kill(processes)
-    assert checkpoint.published_steps(run_record.checkpoints_url(job.url, job.record)) == [6]
+    assert checkpoint.published_steps(records.checkpoints_url(job.url, job.record)) == [6]
     training.train(job)
-    verdict = run_record.verify(home, "uninterrupted", "killed")
+    verdict = records.verify(home, "uninterrupted", "killed")
     assert verdict.differs_at is None and verdict.same_views and verdict.same_losses
 
 
@@ -85,7 +84,7 @@ def test_e11_a_run_that_stopped_at_an_epoch_end_begins_the_next_epoch(home: Home
     """Only the checkpoint of the last step of epoch 0 is left: mosaicml/streaming#700 raised or repeated here."""
     job = training.renamed(uninterrupted, home, "epoch-end")
     training.train(job)
-    folder = run_record.checkpoints_url(job.url, job.record)
+    folder = records.checkpoints_url(job.url, job.record)
     Path(folder, "step-000000012", "state.json").unlink()
     before = training.ledger_of(job)
     training.train(job)
@@ -108,7 +107,7 @@ def test_e15_e16_any_number_of_ranks_sees_one_sequence_and_one_loss(
     together = training.renamed(alone, home, f"ranks-{world}")
     training.train(alone)
     training.train_ranks(together, world, tmp_path)
-    verdict = run_record.verify(home, alone.run_id, together.run_id)
+    verdict = records.verify(home, alone.run_id, together.run_id)
     assert verdict.differs_at is None and verdict.same_views
     one, many = (np.array(training.ledger_of(job)["loss"]) for job in (alone, together))
     np.testing.assert_allclose(one, many, rtol=1e-3)
@@ -121,7 +120,7 @@ def test_e15_a_run_begun_by_four_ranks_goes_on_with_one(home: Home, uninterrupte
     training.wait_for_step(job, 6, processes)
     training.kill(processes)
     training.train(job)
-    verdict = run_record.verify(home, "uninterrupted", "restriped")
+    verdict = records.verify(home, "uninterrupted", "restriped")
     assert verdict.differs_at is None and verdict.same_views
 
 
@@ -134,7 +133,7 @@ def test_e18_ranks_killed_and_started_again_on_the_same_number_are_bit_identical
     training.wait_for_step(job, 6, processes)
     training.kill(processes)
     training.train_ranks(job, 2, tmp_path)
-    verdict = run_record.verify(home, "two-whole", "two-killed")
+    verdict = records.verify(home, "two-whole", "two-killed")
     assert verdict.differs_at is None and verdict.same_views and verdict.same_losses
 
 
@@ -148,24 +147,24 @@ def test_e23_a_rank_without_its_process_group_does_not_train(home: Home, uninter
 def test_another_arm_reads_the_same_scenes_but_other_views(home: Home, uninterrupted: Job) -> None:
     job = training.make_job(home, training.small_recipe(arm="bad"), "bad")
     training.train(job)
-    verdict = run_record.verify(home, "uninterrupted", "bad")
+    verdict = records.verify(home, "uninterrupted", "bad")
     assert verdict.differs_at is None and not verdict.same_views
 
 
 def test_another_seed_is_found_out_at_step_zero(home: Home, uninterrupted: Job) -> None:
     job = training.make_job(home, training.small_recipe("plan.seed=1"), "seed-1")
     training.train(job)
-    assert run_record.verify(home, "uninterrupted", "seed-1").differs_at == 0
+    assert records.verify(home, "uninterrupted", "seed-1").differs_at == 0
 
 
 def test_next_token_training_validates_and_keeps_its_best_encoder(home: Home, tmp_path: Path) -> None:
     recipe_ = training.small_recipe("optimizer.lr=0.01", arm="next-token")
     job = training.make_job(home, recipe_, "next-token")
     training.train_ranks(job, 2, tmp_path)
-    rows = run_record.read_metrics(job.url).to_pylist()
+    rows = records.read_metrics(job.url).to_pylist()
     losses = {row["step"]: row["value"] for row in rows if row["name"] == "validation_loss"}
     assert sorted(losses) == [6, 12] and losses[12] < losses[6]
-    state = checkpoint.newest(run_record.checkpoints_url(job.url, job.record))
+    state = checkpoint.newest(records.checkpoints_url(job.url, job.record))
     assert state is not None and state.best_loss == losses[12]
     config = json.loads(Path(job.url, "encoder-best", "config.json").read_text())
     assert config["is_decoder"] is True
@@ -177,7 +176,7 @@ def test_validation_loss_does_not_depend_on_the_ranks(home: Home, tmp_path: Path
     for world in (1, 2):
         job = training.make_job(home, recipe_, f"validation-{world}")
         training.train_ranks(job, world, tmp_path)
-        found.append(run_record.latest_metrics(job.url)["validation_loss"])
+        found.append(records.latest_metrics(job.url)["validation_loss"])
     assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 
@@ -192,7 +191,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_any_checkpoint(home: Home
     job = training.make_job(home, recipe_, "diverged")
     with pytest.raises(GoodviewsError, match="gave loss"):
         training.train(job)
-    assert checkpoint.published_steps(run_record.checkpoints_url(job.url, job.record)) == []
+    assert checkpoint.published_steps(records.checkpoints_url(job.url, job.record)) == []
 
 
 def test_a_collapse_ends_the_run_when_it_is_asked_to(home: Home) -> None:

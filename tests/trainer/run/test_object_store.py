@@ -9,7 +9,7 @@ import pytest
 from infra import storage
 from infra.home import Home
 from tests.trainer import training
-from trainer.run import checkpoint, job, record
+from trainer.run import checkpoint, job, records
 from trainer.run.launch import Cluster
 
 
@@ -19,9 +19,9 @@ def test_a_run_in_s3_is_the_run_on_a_local_disk(s3_home: Home, tmp_path: Path) -
     training.fill(s3_home)
     for home in (local, s3_home):
         job.start(training.small_recipe("plan.epochs=1"), home, Cluster(), run_id="short")
-    remote_url, local_url = (record.runs_url(home, "short") for home in (s3_home, local))
-    assert record.read_ledger(remote_url).equals(record.read_ledger(local_url))
-    assert record.read_ledger(remote_url).num_rows == 6
+    remote_url, local_url = (records.runs_url(home, "short") for home in (s3_home, local))
+    assert records.read_ledger(remote_url).equals(records.read_ledger(local_url))
+    assert records.read_ledger(remote_url).num_rows == 6
     for name in ("encoder/model.safetensors", "encoder-untrained/model.safetensors", "encoder/tokenizer.json"):
         assert storage.digest(storage.join(remote_url, name)) == storage.digest(storage.join(local_url, name))
-    assert checkpoint.published_steps(record.checkpoints_url(remote_url, record.read_record(s3_home, "short"))) == [6]
+    assert checkpoint.published_steps(records.checkpoints_url(remote_url, records.read_record(s3_home, "short"))) == [6]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.run import record
+from trainer.run import records
 from trainer.run.checkpoint import State
 from trainer.run.recorder import Recorder, Totals, digests_of
 
@@ -76,4 +76,4 @@ def test_the_digests_of_the_ranks_add_up_to_the_global_ones() -> None:
     rows = np.arange(24, dtype=np.uint64)  # 3 views of 8 samples, view by view
     whole = digests_of(scenes, rows, 0, 8)
     halves = [digests_of(scenes[a : a + 4], rows.reshape(3, 8)[:, a : a + 4].ravel(), a, 8) for a in (0, 4)]
-    assert tuple(sum(values) & record.MASK for values in zip(*halves, strict=True)) == whole
+    assert tuple(sum(values) & records.MASK for values in zip(*halves, strict=True)) == whole

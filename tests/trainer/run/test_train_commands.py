@@ -17,8 +17,7 @@ from infra.errors import ConfigError, ConflictError, InputError, StorageError, U
 from infra.home import Home
 from tests.trainer import training
 from trainer.run import commands as run_commands
-from trainer.run import record as run_record
-from trainer.run import train_commands
+from trainer.run import records, train_commands
 
 QUICK = [f"--set={text}" for text in (*training.SMALL, "plan.epochs=1") if not text.startswith("data.dataset")]
 
@@ -61,7 +60,7 @@ def test_a_training_prints_what_it_did(trained: dict[str, Any]) -> None:
 
 def test_the_catalog_has_the_run_with_all_that_decided_it(home: Home, trained: dict[str, Any]) -> None:
     (row,) = select(home, "SELECT * FROM runs")
-    record = run_record.read_record(home, "one")
+    record = records.read_record(home, "one")
     assert (row["run_id"], row["status"], row["steps"], row["samples"]) == ("one", "finished", 6, 96)
     assert (row["plan_digest"], row["snapshot_id"]) == (record.plan_digest, trained["snapshot_id"])
     assert json.loads(row["dataset_versions"]) == {"toyworld": record.version}
@@ -111,7 +110,7 @@ def test_a_failed_run_says_so_and_can_be_resumed_with_other_resources_only(home:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(StorageError, match="publish"):
         train(home, "--run-id", "failed", "--set", f"run.checkpoints={tmp_path}/file")
-    status = run_record.read_status(run_record.runs_url(home, "failed"))
+    status = records.read_status(records.runs_url(home, "failed"))
     assert status is not None and status.status == "failed" and "publish" in str(status.message)
     assert select(home, "SELECT status FROM runs WHERE run_id = 'failed'") == [{"status": "failed"}]
     with pytest.raises(UsageError, match="Only keys of `run.`"):
@@ -135,15 +134,15 @@ def test_a_job_killed_at_an_epoch_end_is_resumed_by_its_id(home: Home) -> None:
         target=train_commands.app, args=([*words, "--run-id", "killed"],)
     )
     process.start()
-    record = Path(run_record.runs_url(home, "killed"), "checkpoints", "step-000000006", "state.json")
+    record = Path(records.runs_url(home, "killed"), "checkpoints", "step-000000006", "state.json")
     deadline = time.monotonic() + 120
     while not record.exists() and time.monotonic() < deadline:
         time.sleep(0.002)
     training.kill([process])
-    status = run_record.read_status(run_record.runs_url(home, "killed"))
+    status = records.read_status(records.runs_url(home, "killed"))
     assert status is not None and status.status == "running" and status.steps < 120
     assert invoke(train_commands.app, home, "--resume", "killed").exit_code == 0
-    verdict = run_record.verify(home, "whole", "killed")
+    verdict = records.verify(home, "whole", "killed")
     assert verdict.differs_at is None and verdict.same_views and verdict.same_losses
     assert select(home, "SELECT steps FROM runs WHERE run_id = 'killed'") == [{"steps": 120}]
 
@@ -157,13 +156,13 @@ def test_a_run_that_is_being_trained_is_not_trained_twice(home: Home, trained: d
 
 
 def test_a_plan_is_printed_and_starts_nothing(home: Home) -> None:
-    before = run_record.list_run_ids(home)
+    before = records.list_run_ids(home)
     found = json.loads(train(home, "--plan", "--json", "--num-workers", "2").stdout)
     assert (found["facts"]["steps"], found["ranks"], found["batch_per_rank"]) == (6, 2, 8)
     text = train(home, "--plan", "--objective", "ntp").stdout
     for word in ("steps", "samples", "tokens", "padding", "memory", "SIGReg", "cost", "dropped", "repeated"):
         assert word in text
-    assert run_record.list_run_ids(home) == before
+    assert records.list_run_ids(home) == before
 
 
 @pytest.mark.parametrize(

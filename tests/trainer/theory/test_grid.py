@@ -1,4 +1,4 @@
-"""`trainer.theory.grid`: the reference grid, claims that hold on it, and a verdict that sees when one does not."""
+"""`trainer.theory.grid`: the reference grid, claims that hold on it, and a result that sees when one does not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from infra.errors import ConfigError
 from trainer.theory import grid
-from trainer.theory.grid import GridConfig, GridRow, MismatchRow, Verdict
+from trainer.theory.grid import GridConfig, GridResult, GridRow, MismatchRow
 
 SMALL = GridConfig(states=12, dims=3, worlds=3, steps=8, mismatches=12)
 
@@ -31,18 +31,18 @@ def test_a_grid_has_a_row_a_world_and_strength_and_keeps_every_claim(
     small: tuple[list[GridRow], list[MismatchRow]],
 ) -> None:
     rows, mismatches = small
-    verdict = grid.judge(SMALL, rows, mismatches)
-    assert verdict.failures(SMALL) == []
-    assert (verdict.rows_below, verdict.rows_above) == (below(SMALL), 24 - below(SMALL))
-    assert 0 < verdict.rows_below < 24
+    result = grid.judge(SMALL, rows, mismatches)
+    assert result.failures(SMALL) == []
+    assert (result.rows_below, result.rows_above) == (below(SMALL), 24 - below(SMALL))
+    assert 0 < result.rows_below < 24
     special = [row for row in rows if row.regime == "special"]
     assert [row.world for row in special] == [0, 1, 2]
     assert [row.beta for row in special] == pytest.approx([1.0] * 3)
-    assert verdict.special_error == pytest.approx(6, abs=1e-12)
-    assert (verdict.special_r, verdict.special_naive_r) == (3, 2)
-    assert sum(verdict.above_r.values()) == verdict.rows_above
-    assert (verdict.mismatch_checks, verdict.mismatch_violations) == (12, 0)
-    assert 0 < (verdict.mismatch_tightness_median or 0) < (verdict.mismatch_tightness_max or 0) <= 1
+    assert result.special_error == pytest.approx(6, abs=1e-12)
+    assert (result.special_r, result.special_naive_r) == (3, 2)
+    assert sum(result.above_r.values()) == result.rows_above
+    assert (result.mismatch_checks, result.mismatch_violations) == (12, 0)
+    assert 0 < (result.mismatch_tightness_median or 0) < (result.mismatch_tightness_max or 0) <= 1
 
 
 def test_a_grid_is_a_function_of_its_settings(small: tuple[list[GridRow], list[MismatchRow]]) -> None:
@@ -102,7 +102,7 @@ def test_one_pair_of_worlds_beyond_its_bound_fails_the_claim(
         assert "other positives" in failed
 
 
-def judged(rows: Sequence[GridRow], mismatches: Sequence[MismatchRow]) -> Verdict:
+def judged(rows: Sequence[GridRow], mismatches: Sequence[MismatchRow]) -> GridResult:
     return grid.judge(SMALL, rows, mismatches)
 
 

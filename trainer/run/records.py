@@ -90,7 +90,7 @@ class RunStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Comparison:
     """Whether two runs read the same. `differs_at` is the first step at which they do not, None when all steps agree."""
 
     left: str
@@ -296,7 +296,7 @@ def _read(url: str, kind: str, schema: pa.Schema) -> pa.Table:
 # --- verify -------------------------------------------------------------------------------------------------------
 
 
-def verify(home: Home, left: str, right: str) -> Verdict:
+def verify(home: Home, left: str, right: str) -> Comparison:
     """Compare the ledgers of two runs step by step.
 
     Raises InputError for an unknown run, IntegrityError for a ledger with holes, UsageError when one has no steps.
@@ -313,8 +313,8 @@ def verify(home: Home, left: str, right: str) -> Verdict:
     return compare(left, right, tables[0], tables[1])
 
 
-def compare(left: str, right: str, left_ledger: pa.Table, right_ledger: pa.Table) -> Verdict:
-    """The verdict on two ledgers, each with all steps from 0 on."""
+def compare(left: str, right: str, left_ledger: pa.Table, right_ledger: pa.Table) -> Comparison:
+    """The comparison of two ledgers, each with all steps from 0 on."""
     n = min(left_ledger.num_rows, right_ledger.num_rows)
     differs = _first_difference(left_ledger, right_ledger, ("scenes_hash", "samples", "epoch"), n)
     agreed = n if differs is None else differs
@@ -327,7 +327,7 @@ def compare(left: str, right: str, left_ledger: pa.Table, right_ledger: pa.Table
         longer = left_ledger if left_ledger.num_rows >= right_ledger.num_rows else right_ledger
         epoch = int(longer.column("epoch")[differs].as_py())
     sizes = (left_ledger.num_rows, right_ledger.num_rows)
-    return Verdict(
+    return Comparison(
         left=left,
         right=right,
         left_steps=sizes[0],

@@ -1,4 +1,4 @@
-"""`trainer.run.record`: hashes that do not depend on the ranks, ledgers without holes, verdicts that name the step."""
+"""`trainer.run.records`: hashes that do not depend on the ranks, ledgers without holes, comparisons that name the step."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from infra.errors import InputError, IntegrityError, UsageError
 from infra.home import Home, resolve
-from trainer.run import record
+from trainer.run import records
 
-RECORD = record.RunRecord(
+RECORD = records.RunRecord(
     run_id="a",
     recipe="tiny",
     arm="good",
@@ -37,11 +37,11 @@ RECORD = record.RunRecord(
 def ledger_of(batches: list[list[int]], *, start: int = 0, views: int = 0, loss: float = 1.0) -> pa.Table:
     rows, rolling, samples = [], 0, 0
     for step, batch in enumerate(batches):
-        rolling = record.roll(rolling, record.batch_digest(np.array(batch, np.uint64), np.arange(len(batch))))
+        rolling = records.roll(rolling, records.batch_digest(np.array(batch, np.uint64), np.arange(len(batch))))
         samples += len(batch)
         row = {"step": step, "epoch": step // 3, "scenes_hash": rolling, "views_hash": views, "samples": samples}
         rows.append({**row, "tokens": 10 * samples, "loss": loss})
-    return pa.Table.from_pylist(rows[start:], schema=record.LEDGER)
+    return pa.Table.from_pylist(rows[start:], schema=records.LEDGER)
 
 
 @pytest.fixture
@@ -50,10 +50,10 @@ def home(tmp_path: Path) -> Home:
 
 
 def save(home: Home, run_id: str, *parts: pa.Table) -> str:
-    url = record.runs_url(home, run_id)
-    record.write_record(url, dataclasses.replace(RECORD, run_id=run_id))
+    url = records.runs_url(home, run_id)
+    records.write_record(url, dataclasses.replace(RECORD, run_id=run_id))
     for part in parts:
-        record.write_part(url, "ledger", part, first_step=part.column("step")[0].as_py())
+        records.write_part(url, "ledger", part, first_step=part.column("step")[0].as_py())
     return url
 
 
@@ -64,20 +64,20 @@ BATCHES = [[5, 3, 9], [1, 2, 4], [8, 7, 6], [5, 3, 9], [2, 2, 2], [1, 0, 3]]
 def test_the_digest_of_a_batch_is_the_sum_over_any_split_into_ranks(hashes: list[int], data: st.DataObject) -> None:
     values, places = np.array(hashes, np.uint64), np.arange(len(hashes))
     rank_of = np.array(data.draw(st.lists(st.integers(0, 3), min_size=len(hashes), max_size=len(hashes))))
-    parts = [record.batch_digest(values[rank_of == rank], places[rank_of == rank]) for rank in range(4)]
-    assert sum(parts) % 2**64 == record.batch_digest(values, places)
+    parts = [records.batch_digest(values[rank_of == rank], places[rank_of == rank]) for rank in range(4)]
+    assert sum(parts) % 2**64 == records.batch_digest(values, places)
 
 
 def test_the_digest_sees_order_and_content() -> None:
     places = np.arange(3)
-    digests = {record.batch_digest(np.array(batch, np.uint64), places) for batch in ([1, 2, 3], [2, 1, 3], [1, 2, 4])}
+    digests = {records.batch_digest(np.array(batch, np.uint64), places) for batch in ([1, 2, 3], [2, 1, 3], [1, 2, 4])}
     assert len(digests) == 3
 
 
 def test_row_hashes_see_tokens_their_order_and_where_a_row_ends() -> None:
     def of(*rows: list[int]) -> list[int]:
         offsets = np.cumsum([0, *map(len, rows)])
-        return [int(h) for h in record.row_hashes(np.array([t for row in rows for t in row], np.int32), offsets)]
+        return [int(h) for h in records.row_hashes(np.array([t for row in rows for t in row], np.int32), offsets)]
 
     assert of([1, 2], [3]) == [of([1, 2])[0], of([3])[0]]
     assert len({of([1, 2])[0], of([2, 1])[0], of([1])[0], of([1, 2, 0])[0]}) == 4
@@ -86,29 +86,29 @@ def test_row_hashes_see_tokens_their_order_and_where_a_row_ends() -> None:
 def test_a_ledger_in_parts_reads_as_one(home: Home) -> None:
     whole = ledger_of(BATCHES)
     url = save(home, "a", whole.slice(0, 2), whole.slice(2))
-    assert record.read_ledger(url).equals(whole)
+    assert records.read_ledger(url).equals(whole)
 
 
 def test_a_ledger_with_a_hole_is_refused(home: Home) -> None:
     whole = ledger_of(BATCHES)
     url = save(home, "a", whole.slice(0, 2), whole.slice(3))
     with pytest.raises(IntegrityError, match="step 3 in the place of step 2"):
-        record.read_ledger(url)
+        records.read_ledger(url)
 
 
 def test_parts_after_the_checkpoint_are_dropped_before_a_run_goes_on(home: Home) -> None:
     whole = ledger_of(BATCHES)
     url = save(home, "a", whole.slice(0, 2), whole.slice(2, 2), whole.slice(4))
-    record.drop_parts(url, "ledger", from_step=4)
-    assert record.read_ledger(url).num_rows == 4
+    records.drop_parts(url, "ledger", from_step=4)
+    assert records.read_ledger(url).num_rows == 4
 
 
 def test_two_runs_of_one_sequence_are_found_equal(home: Home) -> None:
     save(home, "a", ledger_of(BATCHES))
     save(home, "b", ledger_of(BATCHES, loss=2.0))
-    verdict = record.verify(home, "a", "b")
-    assert (verdict.differs_at, verdict.same_views, verdict.same_losses) == (None, True, False)
-    assert "same scenes in the same order at all 6 steps" in verdict.sentence
+    found = records.verify(home, "a", "b")
+    assert (found.differs_at, found.same_views, found.same_losses) == (None, True, False)
+    assert "same scenes in the same order at all 6 steps" in found.sentence
 
 
 @pytest.mark.parametrize("planted", range(6))
@@ -117,52 +117,52 @@ def test_a_planted_difference_is_named_by_its_first_step(home: Home, planted: in
     changed[planted][0], changed[planted][2] = changed[planted][2] + 100, changed[planted][0]
     save(home, "a", ledger_of(BATCHES))
     save(home, "b", ledger_of(changed))
-    verdict = record.verify(home, "a", "b")
-    assert (verdict.differs_at, verdict.epoch) == (planted, planted // 3)
+    found = records.verify(home, "a", "b")
+    assert (found.differs_at, found.epoch) == (planted, planted // 3)
 
 
 def test_two_samples_that_change_places_are_a_difference(home: Home) -> None:
     changed = [BATCHES[0], [2, 1, 4], *BATCHES[2:]]
     save(home, "a", ledger_of(BATCHES))
     save(home, "b", ledger_of(changed))
-    assert record.verify(home, "a", "b").differs_at == 1
+    assert records.verify(home, "a", "b").differs_at == 1
 
 
 def test_other_views_of_the_same_scenes_are_told_apart(home: Home) -> None:
     save(home, "a", ledger_of(BATCHES))
     save(home, "b", ledger_of(BATCHES, views=1))
-    verdict = record.verify(home, "a", "b")
-    assert (verdict.differs_at, verdict.same_views) == (None, False)
+    found = records.verify(home, "a", "b")
+    assert (found.differs_at, found.same_views) == (None, False)
 
 
 def test_a_shorter_run_differs_where_it_ends(home: Home) -> None:
     save(home, "a", ledger_of(BATCHES))
     save(home, "b", ledger_of(BATCHES[:4]))
-    verdict = record.verify(home, "a", "b")
-    assert verdict.differs_at == 4 and "b ends before step 4" in verdict.sentence
+    found = records.verify(home, "a", "b")
+    assert found.differs_at == 4 and "b ends before step 4" in found.sentence
 
 
 def test_nothing_is_said_of_unknown_or_empty_runs(home: Home) -> None:
     save(home, "a", ledger_of(BATCHES))
     save(home, "empty")
     with pytest.raises(InputError, match="no run 'zzz'"):
-        record.verify(home, "a", "zzz")
+        records.verify(home, "a", "zzz")
     with pytest.raises(UsageError, match="no step in its ledger"):
-        record.verify(home, "a", "empty")
+        records.verify(home, "a", "empty")
 
 
 @pytest.mark.parametrize("name", ["../x", "A", "", "a/b", "."])
 def test_a_run_id_cannot_leave_its_folder(home: Home, name: str) -> None:
     with pytest.raises(UsageError, match="run id"):
-        record.read_record(home, name)
+        records.read_record(home, name)
 
 
 def test_record_and_status_come_back_as_written(home: Home) -> None:
     url = save(home, "a")
-    status = record.RunStatus(status="running", ranks=2, steps=3, samples=9, tokens=90, updated_at=5.0)
-    assert record.read_status(url) is None
-    record.write_status(url, status)
-    assert record.read_record(home, "a") == dataclasses.replace(RECORD, run_id="a")
-    assert record.read_status(url) == status
-    row = record.catalog_row(url, record.read_record(home, "a"), status)
+    status = records.RunStatus(status="running", ranks=2, steps=3, samples=9, tokens=90, updated_at=5.0)
+    assert records.read_status(url) is None
+    records.write_status(url, status)
+    assert records.read_record(home, "a") == dataclasses.replace(RECORD, run_id="a")
+    assert records.read_status(url) == status
+    row = records.catalog_row(url, records.read_record(home, "a"), status)
     assert (row.dataset_versions, row.steps, row.status) == ({"toyworld": "v"}, 3, "running")

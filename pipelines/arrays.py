@@ -28,11 +28,12 @@ def offsets_of(array: pa.Array) -> Ints:
     return np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
 
 
-def run_starts(values: Ints) -> Ints:
-    """First place of each run of equal values."""
+def run_starts(values: NDArray[np.generic]) -> Ints:
+    """First place of each run of equal values (N,) or rows (N, D)."""
     if len(values) == 0:
         return np.zeros(0, np.int64)
-    return np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+    differs = values[1:] != values[:-1]
+    return np.flatnonzero(np.concatenate([[True], differs.any(axis=1) if differs.ndim == 2 else differs]))
 
 
 def run_lengths(starts: Ints, total: int) -> Ints:

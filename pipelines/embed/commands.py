@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from infra.output import print_json
+
+if TYPE_CHECKING:
+    from infra.home import Home
+    from pipelines.embed.job import EmbedOutcome
+    from pipelines.embed.plan import EmbedConfig
 
 app = typer.Typer(
     add_completion=False,
@@ -53,9 +58,7 @@ def embed(
         return
     from infra.errors import UsageError
     from infra.home import resolve
-    from infra.session import open_workers
-    from pipelines.embed.job import embed as run
-    from pipelines.embed.plan import EmbedConfig, plan_embedding
+    from pipelines.embed.plan import EmbedConfig
 
     needed = {"--model": model, "--dataset": dataset, "--split": split, "--of": of}
     if absent := [option for option, value in needed.items() if not value]:
@@ -79,12 +82,21 @@ def embed(
         batch_tokens=batch_tokens,
         max_missing_rate=max_missing_rate,
     )
-    where = resolve(home, catalog)
-    # All models are planned before the first is run, so that a wrong name fails at once.
-    plans = [plan_embedding(replace(config, model=one), where) for one in models]
-    with open_workers(address=address, num_cpus=num_cpus) as workers:
-        outcomes = [run(plan, None if num_cpus == 0 else workers) for plan in plans]
+    outcomes = _embed_all(config, models, resolve(home, catalog), address=address, num_cpus=num_cpus)
     _print(outcomes, as_json=json)
+
+
+def _embed_all(
+    config: EmbedConfig, models: Sequence[str], home: Home, *, address: str | None, num_cpus: int | None
+) -> list[EmbedOutcome]:
+    from infra.session import open_workers
+    from pipelines.embed.job import embed as run
+    from pipelines.embed.plan import plan_embedding
+
+    # All models are planned before the first is run, so that a wrong name fails at once.
+    plans = [plan_embedding(replace(config, model=model), home) for model in models]
+    with open_workers(address=address, num_cpus=num_cpus) as workers:
+        return [run(plan, None if num_cpus == 0 else workers) for plan in plans]
 
 
 @app.command("import")
@@ -119,11 +131,8 @@ def _refuse_options_before(ctx: typer.Context) -> None:
     """Raise UsageError for an option of `embed` before a subcommand, which would ignore it."""
     from infra.errors import UsageError
 
-    given = [
-        name
-        for name in ctx.params
-        if (source := ctx.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
-    ]
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if given:
         option = "--" + given[0].replace("_", "-")
         raise UsageError(
@@ -131,7 +140,7 @@ def _refuse_options_before(ctx: typer.Context) -> None:
         )
 
 
-def _print(outcomes: Sequence[Any], *, as_json: bool) -> None:
+def _print(outcomes: Sequence[EmbedOutcome], *, as_json: bool) -> None:
     """As JSON one object for one model, a list for several."""
     if as_json:
         print_json(outcomes[0] if len(outcomes) == 1 else outcomes)
@@ -140,24 +149,18 @@ def _print(outcomes: Sequence[Any], *, as_json: bool) -> None:
         typer.echo(_line(outcome))
 
 
-def _line(outcome: Any) -> str:
-    layers = (
-        f"layers {', '.join(map(str, outcome.layers))}" if len(outcome.layers) > 1 else f"layer {outcome.layers[0]}"
-    )
+def _line(outcome: EmbedOutcome) -> str:
+    layers = f"layer{'s' if len(outcome.layers) > 1 else ''} {', '.join(map(str, outcome.layers))}"
     noun = "pictures" if outcome.observation == "images" else "texts"
     if outcome.was_there:
         cost = "was there already"
     else:
-        reused = (
-            f", {outcome.shards_reused} of {outcome.shards} shards finished before" if outcome.shards_reused else ""
-        )
-        cost = f"{outcome.seconds:.1f} s, {outcome.texts_per_s:,.0f} {noun}/s{reused}"
-    notes = [
-        f"{outcome.truncated:,} texts cut" if outcome.truncated else "",
-        f"{outcome.missing:,} pictures missing" if outcome.missing else "",
-    ]
-    said = "".join(f"; {note}" for note in notes if note)
+        cost = f"{outcome.seconds:.1f} s, {outcome.texts_per_s:,.0f} {noun}/s"
+        if outcome.shards_reused:
+            cost += f", {outcome.shards_reused} of {outcome.shards} shards finished before"
+    notes = f"; {outcome.truncated:,} texts cut" if outcome.truncated else ""
+    notes += f"; {outcome.missing:,} pictures missing" if outcome.missing else ""
     return (
         f"{outcome.name} ({outcome.embedding_id}): {outcome.rows:,} {outcome.observation} x {outcome.dims}, {layers}, "
-        f"{outcome.pooling}; {cost}{said}"
+        f"{outcome.pooling}; {cost}{notes}"
     )

@@ -63,6 +63,7 @@ def sources_digest(paths: Sequence[str]) -> str:
                 raise InputError(
                     f"--images {url} is an empty folder, so no scene would find its picture. Check the path."
                 )
+            # Names and sizes only: a folder may hold millions of images, and reading them all would cost hours.
             for name in names:
                 sha.update(f"{name}\0{storage.size(storage.join(url, name))}\n".encode())
         else:
@@ -80,6 +81,7 @@ class PictureIndex:
             entries = _folder(url) if storage.is_folder(url) else _tar(url)
             for name, place in entries:
                 self._places.setdefault(name, place)
+        # Datasets often record a URL or a path of another machine, of which only the base name is the same here.
         for name in self._places:
             base = name.rsplit("/", 1)[-1]
             self._base[base] = None if base in self._base else name  # None: several files have this base name

@@ -68,7 +68,8 @@ def embed(plan: EmbedPlan, workers: Workers | None) -> EmbedOutcome:
     if there is not None:
         counts = there.config["counts"]
         return _outcome(there, {**counts, "shards_reused": counts["shards"], "loads": 0, "texts_per_s": 0.0}, started)
-    done = {shard.name: found for shard in plan.shards if (found := finished_shard(plan, shard)) is not None}
+    found = {shard.name: finished_shard(plan, shard) for shard in plan.shards}
+    done = {name: shard for name, shard in found.items() if shard is not None}
     reused, computed, loaded = len(done), 0, set[str]()
     missing = [shard for shard in plan.shards if shard.name not in done]
     with Progress(len(missing), label=f"{plan.record.name}: embedding") as progress:

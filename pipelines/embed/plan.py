@@ -171,6 +171,7 @@ def _content(
     config: EmbedConfig, version: str, model: Model, facts: Mapping[str, Any], shards: Sequence[Shard]
 ) -> dict[str, Any]:
     return {
+        # The keys and their values are hashed: a changed or added key gives every set another id.
         "layout": ROW_LAYOUT,
         # A model folder may be copied or renamed; the checkpoints of a run differ even where their weights are equal.
         "model": None if model.label == model.url else model.label,

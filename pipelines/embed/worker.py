@@ -130,7 +130,7 @@ class ShardEmbedder:
         from infra.models.encoders import Counted
 
         facts = self._plan.facts
-        self._encoder.counted = Counted()
+        self._encoder.counted = Counted()  # the encoder counts tokens over all of its batches; this shard starts at 0
         batches = self._encoder.batches(captions["text"].to_pylist(), batch_tokens=self._plan.config.batch_tokens)
         if self._plan.config.observation == "captions":
             keys = captions.select(["scene_key", "item"])
@@ -192,6 +192,7 @@ def scene_means(batches: Batches, scene_N: NDArray[np.integer[Any]], *, shape: t
     sums: dict[int, NDArray[np.float64]] = {}
     for places, vectors in batches:
         for layer, rows in vectors.items():
+            # A batch may hold several captions of one scene; `sums[scenes] += rows` would add only one of them.
             np.add.at(sums.setdefault(layer, np.zeros(shape)), scene_N[places], unit_rows(rows))
     counts_S = np.bincount(scene_N, minlength=shape[0])
     return {layer: mean_of_sums(total, counts_S) for layer, total in sums.items()}

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from catalog.overlap.identity import KEY_BYTES, key
 from infra import seeds, storage
-from pipelines.arrays import Ints
+from pipelines.arrays import Ints, run_lengths, run_starts
 from pipelines.ingest import lookup
 from pipelines.ingest.group import Scenes, kept_forms
 
@@ -82,8 +82,9 @@ def write_counts(scenes: Scenes, cap: Cap, shard: int) -> int:
     _, keys, ranks = _ranked(scenes, cap)
     rows = np.concatenate([keys, ranks], axis=1)
     rows = rows[_order(keys)]
-    # One row for each scene and form, also where a scene keeps repeats.
-    rows = rows[_run_starts(rows)] if len(rows) else rows
+    # One row for each scene and form, also where a scene keeps repeats: the sort is stable and the texts of a scene are
+    # neighbours, so equal rows are neighbours too.
+    rows = rows[run_starts(rows)]
     slot = rows[:, 0].astype(np.int64) << 4 | rows[:, 1] >> 4  # the first 12 bits of the key: SLOTS is 2**12
     index = np.searchsorted(slot, np.arange(SLOTS + 1)).astype("<i8")
     storage.publish(cap.counts_url(shard), [index.tobytes(), np.ascontiguousarray(rows).tobytes()])
@@ -101,7 +102,7 @@ def _ranked(scenes: Scenes, cap: Cap) -> tuple[Ints, NDArray[np.uint8], NDArray[
 
 
 def _rank(salt: bytes, form: bytes, scene_key: str) -> bytes:
-    # The form is part of the hash; otherwise the same scenes would keep all their common captions and others none.
+    # The form is part of the hash: otherwise the same scenes would keep all their common captions and others none.
     return hashlib.blake2b(scene_key.encode(), digest_size=KEY_BYTES, key=salt + form).digest()
 
 
@@ -109,12 +110,6 @@ def _order(*columns: NDArray[np.uint8]) -> Ints:
     """Order of rows by columns of 16 bytes, the first column first; as big-endian halves, bytes sort as numbers."""
     words = [np.ascontiguousarray(column).view(">u8") for column in columns]
     return np.lexsort([word[:, half] for word in reversed(words) for half in (1, 0)])
-
-
-def _run_starts(rows: NDArray[np.uint8]) -> Ints:
-    """First place of each run of equal rows (N, bytes)."""
-    differs = np.any(rows[1:] != rows[:-1], axis=1)
-    return np.flatnonzero(np.concatenate([[True], differs]))
 
 
 # --- second pass: a range of slots --------------------------------------------------------------------------------
@@ -149,11 +144,10 @@ def _slots(url: str, first: int, slots: int) -> NDArray[np.uint8]:
 def _common(rows: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
     """Records (n, 16 + VALUE_BYTES) of the forms with more than `most` rows, ascending by key."""
     rows = rows[_order(rows[:, :KEY_BYTES], rows[:, KEY_BYTES:])]
-    if not len(rows):
-        return np.zeros((0, KEY_BYTES + VALUE_BYTES), np.uint8)
-    starts = _run_starts(rows[:, :KEY_BYTES])
-    counts = np.diff(np.append(starts, len(rows)))
+    starts = run_starts(rows[:, :KEY_BYTES])
+    counts = run_lengths(starts, len(rows))
     often = counts > most
+    # Rows of a form ascend by rank, so row `most` - 1 has the largest rank that keeps it.
     last_kept = rows[starts[often] + most - 1]
     number = counts[often].astype("<i8").view(np.uint8).reshape(-1, 8)
     return np.concatenate([last_kept, number], axis=1)

@@ -86,6 +86,7 @@ def plan_exchange(folder: str, pieces: Sequence[Piece], buckets: Buckets, *, slo
     """
     band = None if buckets.total <= slots_max else math.isqrt(buckets.total - 1) + 1
     cuts = [(p.input.uri if p.input else "", p.start, p.stop) for p in pieces]
+    # The magic is part of the name, so that files of another format are not read either.
     identity = hashlib.sha256(repr((cuts, sorted(buckets.by_split.items()), band, MAGIC)).encode()).hexdigest()[:16]
     return Exchange(folder=storage.join(folder, identity), pieces=len(pieces), buckets=buckets, band=band)
 
@@ -149,6 +150,7 @@ def regroup(task: RegroupTask) -> Moved:
     url = exchange.band_url(task.band, task.portion)
     if storage.exists(url):
         return _counts(url)
+    # A portion reads as many pieces as there are bands, each for one band: together about the size of one piece.
     first = task.portion * exchange.bands
     pieces = range(first, min(exchange.pieces, first + exchange.bands))
     batch = merge(_slot(exchange.piece_url(piece), task.band) for piece in pieces)
@@ -256,6 +258,7 @@ def _slot(url: str, slot: int) -> Batch:
     size = storage.size(url)
     _, _, slots = _trailer(url, size)
     index = size - TRAILER.size - 8 * (2 * slots + 1)
+    # Three offsets: start of the records, start of the texts, end of both.
     cuts = storage.read_range(url, index + 16 * slot, index + 16 * slot + 24)
     start, middle, stop = np.frombuffer(cuts, "<i8").tolist()
     data = pa.py_buffer(storage.read_range(url, start, stop))

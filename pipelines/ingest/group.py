@@ -206,6 +206,7 @@ def _reject_groups(ordered: Ordered, reason: NDArray[np.object_], detail: dict[i
         scene = int(record_scene[start])
         if scene < 0:
             continue
+        # Counting the rows of frames costs a look at the records, which most groups do not need.
         samples = count if count <= config.max_group_records else _samples(ordered.records[start : start + count])
         if samples > config.max_group_records:
             why, what = "oversized_group", f"{samples} records, at most {config.max_group_records}"
@@ -222,8 +223,7 @@ def _reject_groups(ordered: Ordered, reason: NDArray[np.object_], detail: dict[i
 
 def _samples(records: pa.Table) -> int:
     """Number of input rows among the records of a scene: the frames of one row count once."""
-    place = np.stack([_uri_ranks(records), _ints(records, "source_row")])
-    return 1 + int(np.any(place[:, 1:] != place[:, :-1], axis=0).sum())
+    return len(run_starts(np.stack([_uri_ranks(records), _ints(records, "source_row")], axis=1)))
 
 
 _PAGE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^?#]*)")

@@ -78,6 +78,7 @@ def ingest(request: Request, home: Home, workers: Workers) -> IngestOutcome:
     for note in survey.notes:
         _log.warning("%s: %s", request.dataset, note)
     files = input_files(survey)
+    # Cheap marks (size, time) taken before the first read; a file that was replaced meanwhile has another at the end.
     stamps = {file.uri: storage.stamp(file.url) for file in files}
     digests = digest_inputs(files, workers)
     content = content_of(request)
@@ -90,8 +91,10 @@ def ingest(request: Request, home: Home, workers: Workers) -> IngestOutcome:
     _check(request, record, survey)
     _check_unchanged(files, stamps)
     if not plan.keys_are_unique:
+        # A key that repeats across shards shows only here, when all scenes are written.
         paths = [storage.join(place.version_url, schema.scenes_path(*_split_shard(d.name))) for d in done if d.scenes]
         check_unique_keys(paths, dataset=request.dataset)
+    # The record comes last: with it, every file of the version is complete and the commit can be repeated.
     storage.publish(storage.join(place.version_url, schema.JOB_PATH), record.to_json())
     peak = measured.peak_rss_bytes
     stats = JobStats(started_at=started, seconds=time.time() - started, peak_rss_bytes=peak, workers=workers.slots)
@@ -164,6 +167,7 @@ def _already_published(
     tasks: Sequence[ShardTask], version_url: str, workers: MeasuredWorkers
 ) -> dict[int, PublishedShard]:
     """Totals of the shards that an earlier run published whole, by place in `tasks`."""
+    # One listing in place of a request for each shard, which an object store answers in milliseconds each.
     there = set(storage.list_names(storage.join(version_url, "manifests")))
     known = [i for i, task in enumerate(tasks) if _manifest_name(task) in there]
     # Not measured: a check of files tells nothing about the memory that the job needs.

@@ -141,6 +141,7 @@ def examine(request: Request) -> dict[str, Any]:
 
 def _sample(source: Source, pieces: Sequence[Piece]) -> Batch:
     """At most SAMPLE_RECORDS records: the first ones of up to SAMPLE_PIECES pieces, evenly spaced in the input."""
+    # Files are often sorted, by split or by crawl, so the first piece alone would not stand for the input.
     step = max(1, len(pieces) / SAMPLE_PIECES)
     chosen = [pieces[int(i * step)] for i in range(min(len(pieces), SAMPLE_PIECES))]
     each = SAMPLE_RECORDS // max(1, len(chosen))

@@ -104,6 +104,7 @@ def content_of(request: Request) -> dict[str, Any]:
         "seed": config.seed,
         "limit": config.limit,
         "transform": TRANSFORM_VERSION,
+        # Another release of these may write other bytes for equal content, so it makes another version.
         "writers": {
             "pyarrow": pa.__version__,
             "tar": tars.LAYOUT_VERSION,

@@ -86,15 +86,17 @@ def publish_shard(task: ShardTask) -> PublishedShard:
 
     Raises AccountingError when a text or a row was lost; then no manifest is published.
     """
-    if (published := published_shard(task)) is not None:
+    published = published_shard(task)
+    if published is not None:
         return published
     try:
         scenes = _scenes(task)
     except InputError:
         # Another job of the same version may have finished and removed the exchanged files.
-        if (published := published_shard(task)) is not None:
-            return published
-        raise
+        published = published_shard(task)
+        if published is None:
+            raise
+        return published
     manifest = _publish_files(task, scenes)
     rejected = sum(manifest.rejects.values())
     if manifest.texts_read != manifest.texts_kept + rejected:
@@ -140,6 +142,7 @@ def _scenes(task: ShardTask) -> Scenes:
             f"{task.title} got records of split {min(others)!r}. The input changed since it was surveyed; rerun."
         )
     if task.exchanged is None:
+        # The exchange brings equal ids to one shard, where they become one scene; rows read directly do not meet.
         _refuse_repeated_ids(batch, task.origin)
     scenes = group(batch, config=task.clean, repair=task.clean.repairs(task.source))
     if task.exclusion is not None:
@@ -152,9 +155,10 @@ def count_captions(task: ShardTask) -> int:
     cap, shard = task.cap, task.origin.shard
     if cap is None:
         raise IntegrityError("This job caps no captions, so there is nothing to count. This is a bug.")
-    if (counted := caption_cap.counted_rows(cap, shard)) is not None:
-        return counted
-    return caption_cap.write_counts(_scenes(dataclasses.replace(task, cap=None)), cap, shard)
+    counted = caption_cap.counted_rows(cap, shard)
+    if counted is None:
+        counted = caption_cap.write_counts(_scenes(dataclasses.replace(task, cap=None)), cap, shard)
+    return counted
 
 
 def _refuse_repeated_ids(batch: Batch, origin: Origin) -> None:

@@ -99,6 +99,7 @@ def _images(scenes: Scenes, kept: Kept) -> pa.Array:
     rows = np.flatnonzero(present & (scene >= 0))
     counts = np.bincount(scene[rows], minlength=len(kept.rows))
     if len(rows) and counts.max() > 1:
+        # Only scenes with several entries can hold repeats, and they are few.
         several = counts[scene[rows]] > 1
         repeated = rows[several]
         first = repeated[_first_of_each(records, repeated, scene[repeated])]
@@ -117,6 +118,7 @@ def _first_of_each(records: pa.Table, rows: Ints, scene: Ints) -> Ints:
     identity = scene.astype(np.int64)
     for name in ("image_uri", "image_sha256", "frame"):
         codes = column(records, name).take(taken).dictionary_encode(null_encoding="encode").indices
+        # One column after another: (identity so far, code) becomes the next identity, a dense integer.
         pairs = np.stack([identity, np.asarray(codes, np.int64)])
         _, identity = np.unique(pairs, axis=1, return_inverse=True)
         identity = identity.reshape(-1).astype(np.int64)

@@ -1,7 +1,7 @@
 """Alarms of a training: collapse, numbers that are not finite, a fall in speed.
 
-Owns: what is measured and when it is called an alarm. Does not own: what is done then, except that a number that is not
-finite always ends the run, because every later step would be lost anyway.
+A number that is not finite always ends the run, because every later step would be lost. For the other alarms the loop
+decides what happens.
 Legend: N pooled vectors, D their width.
 """
 
@@ -19,17 +19,17 @@ from infra.errors import ConfigError, GoodviewsError
 
 @dataclass(frozen=True, kw_only=True)
 class AlarmConfig:
-    """When to call a representation collapsed or a run slow."""
+    """Limits below which a representation counts as collapsed, or a run as slow."""
 
     min_rank_share: float = 0.05
-    "Effective rank over the highest that N vectors of D dimensions can have; below it the encoder has collapsed."
+    "Effective rank, as a share of the highest that N vectors of D dimensions can have."
     min_spread: float = 0.02
-    "Spread around the mean over the size of the vectors (both root mean square); below it all texts look alike."
+    "Distance from the mean over size of the vectors (both root mean square); near 0 all texts have one vector."
     speed_share: float = 0.5
-    "Samples/s under this share of the median of the last windows is a fall in speed."
+    "Samples/s, as a share of the median of the last windows."
     windows: int = 20
     stop_on_collapse: bool = False
-    "End the run at a collapse alarm. Off: an alarm early in warm-up may pass."
+    "End the run at a collapse alarm. Off by default: an alarm early in warm-up may pass."
 
     def __post_init__(self) -> None:
         for name in ("min_rank_share", "min_spread", "speed_share"):
@@ -62,7 +62,7 @@ def measure(x_ND: torch.Tensor) -> Health:
         return Health(effective_rank=math.nan, rank_share=math.nan, spread=math.nan)
     spread = float(centred_ND.square().mean().sqrt()) / size if size > 0 else 0.0
     values = torch.linalg.eigvalsh((centred_ND.T @ centred_ND).double().cpu()).clamp(min=0)
-    # Rounding leaves about 1e-7 of the size in each direction of equal vectors; that is no spread.
+    # In float32, equal vectors differ from their mean by about 1e-7 of their size. That is rounding, not spread.
     if spread < 1e-6:
         return Health(effective_rank=1.0, rank_share=1.0 / limit, spread=spread)
     shares = values / values.sum()
@@ -71,13 +71,13 @@ def measure(x_ND: torch.Tensor) -> Health:
 
 
 def collapse(health: Health, config: AlarmConfig) -> str | None:
-    """The sentence of a collapse alarm, or None."""
+    """The message of a collapse alarm, or None."""
     if health.rank_share >= config.min_rank_share and health.spread >= config.min_spread:
         return None
     return (
-        f"The encoder has collapsed: effective rank {health.effective_rank:.1f} ({health.rank_share:.1%} of what is "
-        f"possible, alarm below {config.min_rank_share:.0%}), spread {health.spread:.3f} (alarm below {config.min_spread}). "
-        "Try a smaller learning rate, clipping, or another weight of SIGReg."
+        f"The encoder has collapsed: effective rank {health.effective_rank:.1f} ({health.rank_share:.1%} of the "
+        f"highest, alarm below {config.min_rank_share:.0%}), spread {health.spread:.3f} (alarm below "
+        f"{config.min_spread}). Try a lower learning rate, clipping, or another weight of SIGReg."
     )
 
 
@@ -86,24 +86,27 @@ def refuse_not_finite(loss: float, norm: float, step: int) -> None:
     if math.isfinite(loss) and math.isfinite(norm):
         return
     message = (
-        f"Step {step:,} gave loss {loss} and gradient norm {norm}. No step was taken with it and no checkpoint holds it: "
-        "set a smaller optimizer.lr or optimizer.clip_norm, or run.precision to fp32, and start anew or resume."
+        f"Step {step:,} gave loss {loss} and gradient norm {norm}. No checkpoint holds them. Start a new run with a "
+        "smaller optimizer.lr or optimizer.clip_norm, or with precision fp32."
     )
     raise GoodviewsError(message)
 
 
 class SpeedAlarm:
-    """Compares each window's samples/s with the median of those before it."""
+    """Compares the samples/s of each window with the median of the windows before it."""
 
     def __init__(self, config: AlarmConfig) -> None:
         self._config = config
         self._speeds: deque[float] = deque(maxlen=config.windows)
 
     def check(self, samples_per_s: float) -> str | None:
-        """The sentence of the alarm, or None; a slow window does not lower the median it is compared with."""
+        """The message of an alarm, or None. A slow window does not enter the median."""
         enough = len(self._speeds) >= min(5, self._config.windows)
         usual = statistics.median(self._speeds) if enough else 0.0
         if enough and samples_per_s < self._config.speed_share * usual:
-            return f"Speed fell to {samples_per_s:,.0f} samples/s from usually {usual:,.0f}. Look for another load on the machine, a slow disk or store, or heat."
+            return (
+                f"Speed fell to {samples_per_s:,.0f} samples/s from usually {usual:,.0f}. Look for other load on the "
+                "machine, a slow disk or store, or heat."
+            )
         self._speeds.append(samples_per_s)
         return None

@@ -1,8 +1,7 @@
-"""From a recipe to what a training reads and trains: shards, tokenizer, plan, cache, stream, model.
+"""What a training reads and trains, made from its recipe: shards, tokenizer, plan, cache, stream, model.
 
-Owns: the order in which they are made, and that every rank makes the same. Does not own: any of them.
-Invariant: the same recipe, dataset version and HOME give the same materials in every process, so nothing but the record of
-the run travels to the ranks; each checks the digests in it.
+Invariant: the same recipe, dataset version and HOME give the same materials in every process. So only the record of the
+run is sent to the ranks, and each rank checks its digests.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from trainer.run.records import RunRecord
 
 @dataclass(frozen=True, kw_only=True)
 class Materials:
-    """What a training reads. `recipe` is complete: version, vocabulary and causality are filled in."""
+    """What a training reads. recipe: with dataset version, vocabulary and causality filled in."""
 
     recipe: Recipe
     home: Home
@@ -46,20 +45,20 @@ class Materials:
 
 
 def find_shards(recipe: Recipe, home: Home) -> tuple[Recipe, ShardSet]:
-    """The shards, and the recipe with the dataset version they are of."""
+    """The shards, and the recipe with their dataset version."""
     shards = open_shards(home, recipe.data.dataset, recipe.data.version, recipe.data.split, kind=recipe.data.tars)
     return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, version=shards.version)), shards
 
 
 def load_tokenizer(recipe: Recipe, shards: ShardSet, home: Home) -> TextTokenizer:
-    """The tokenizer of the recipe; a `corpus` one is trained now when no run did before."""
+    """The tokenizer of the recipe. A `corpus` tokenizer is trained unless HOME has it already."""
     if recipe.tokenizer.source == "corpus":
         return wordpiece.corpus(shards, home, vocab_size=recipe.tokenizer.vocab_size)
     return tokenizers.load(recipe.tokenizer.source)
 
 
 def assemble(recipe: Recipe, home: Home) -> Materials:
-    """All that the ranks read; computed from manifests and captions, without a process group."""
+    """All that the ranks read, computed from manifests and captions without a process group."""
     recipe, shards = find_shards(recipe, home)
     tokenizer = load_tokenizer(recipe, shards, home)
     recipe = with_tokenizer(recipe, vocab_size=tokenizer.vocab_size, pad_token_id=tokenizer.special.pad)
@@ -74,19 +73,22 @@ def assemble(recipe: Recipe, home: Home) -> Materials:
 
 
 def check_record(materials: Materials, record: RunRecord) -> None:
-    """Raises ConflictError when this process would read something else than the run was started with."""
+    """Raises ConflictError when plan or tokenizer differ from those that the run was started with."""
     pairs = {
         "plan": (materials.plan.digest, record.plan_digest),
         "tokenizer": (materials.tokenizer.digest, record.tokenizer_digest),
     }
     for name, (here, there) in pairs.items():
         if here != there:
-            message = f"Run {record.run_id} was started with {name} {there}, this process makes {name} {here}. Files of HOME or of the tokenizer changed, or another release runs here; start a new run."
+            message = (
+                f"Run {record.run_id} was started with {name} {there}, this process makes {name} {here}. Files of HOME "
+                "or of the tokenizer have changed, or this is another release. Start a new run."
+            )
             raise ConflictError(message)
 
 
 def build_model(recipe: Recipe) -> LejepaModel | NextTokenModel:
-    """Encoder and objective with fresh weights, drawn from the seed of the recipe; equal on every rank."""
+    """Encoder and objective with new weights from the seed of the recipe, equal on every rank."""
     torch.manual_seed(seeds.derive(recipe.seed, "weights"))
     encoder = TextEncoder(recipe.encoder)
     if recipe.objective == "ntp":

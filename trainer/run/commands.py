@@ -1,7 +1,4 @@
-"""List trainings, show one, and verify that two consumed the same sequence.
-
-Owns: the command line of `goodviews runs`. Does not own: what a run leaves behind (`trainer.run.records`).
-"""
+"""List trainings, show one, and verify that two consumed the same sequence."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")
 
 @app.command("list")
 def list_(home: _Home = None, catalog: _Catalog = None, json: _Json = False) -> None:
-    """One line a run, oldest first, from the files of the runs."""
+    """List all runs, oldest first."""
     from infra.home import resolve
     from trainer.run import records
 
@@ -52,7 +49,7 @@ def show(
     catalog: _Catalog = None,
     json: _Json = False,
 ) -> None:
-    """What a run was asked, how far it is, and its latest metrics."""
+    """Show the config of a run, how far it is, and its latest metrics."""
     from infra.home import resolve
     from trainer.run import checkpoint, records
 
@@ -93,7 +90,7 @@ def verify(
     catalog: _Catalog = None,
     json: _Json = False,
 ) -> None:
-    """Prove that two runs consumed the same sequence, or name the first step where they differ (exit code 1)."""
+    """Check that two runs consumed the same sequence, or name the first step where they differ (exit code 1)."""
     from infra.home import resolve
     from trainer.run import records
 
@@ -110,7 +107,7 @@ def verify(
 def record(
     run: Annotated[str, typer.Argument(help="Id of the run.")], home: _Home = None, catalog: _Catalog = None
 ) -> None:
-    """Write the rows of a run into the catalog again, from its files (after a rebuild of the catalog that lost them)."""
+    """Write the rows of a run into the catalog again, from its files."""
     from catalog.rows.runs import finish_run
     from infra.home import resolve
     from trainer.run import records
@@ -118,11 +115,8 @@ def record(
     where: Home = resolve(home, catalog)
     found = records.read_record(where, run)
     url = records.runs_url(where, run)
-    finish_run(
-        where,
-        records.catalog_row(url, found, records.read_status(url) or records.no_status()),
-        records.read_metrics(url),
-    )
+    status = records.read_status(url) or records.no_status()
+    finish_run(where, records.catalog_row(url, found, status), records.read_metrics(url))
     print(f"Wrote the rows of run {run}.")
 
 

@@ -1,7 +1,7 @@
-"""Looking at an encoder while it trains, without changing it: pooled vectors and the next-token loss of a held-out split.
+"""Evaluation of an encoder during training: pooled vectors, and the next-token loss of a validation split.
 
-Owns: evaluation passes. Does not own: what is concluded from them. Invariant: no gradient, no dropout, no random number is
-drawn, and the encoder is in train mode again afterwards, so evaluating changes nothing of the training.
+Invariant: no gradients, no dropout, no random numbers, and the encoder is in train mode afterwards, so evaluation does
+not change the training.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from trainer.model.encoder import TextEncoder
 from trainer.run.assembly import Materials
 
 ROWS = 256
-"Captions a pass."
+"Captions in a forward pass."
 
 
 @contextlib.contextmanager
 def evaluating(encoder: TextEncoder, *, is_bf16: bool) -> Iterator[None]:
-    """Eval mode, no gradients, the precision of training; train mode again at the end."""
+    """Eval mode without gradients, in the precision of training; then train mode again."""
     encoder.eval()
     device = next(encoder.parameters()).device.type
     try:
@@ -52,10 +52,9 @@ def pooled(encoder: TextEncoder, ragged: Ragged, *, is_bf16: bool) -> torch.Tens
 def validation_loss(
     encoder: TextEncoder, materials: Materials, split: str, rank: int, world: int, *, is_bf16: bool
 ) -> float:
-    """Mean next-token loss over one whole caption of each scene of `split`, the same on every rank.
+    """Mean next-token loss over one whole caption of each scene of `split`, equal on every rank.
 
-    The caption is the one at place 0 of the scene's permutation, so that all epochs are measured on the same text; scenes
-    are dealt to the ranks in turn. A collective: every rank must call it.
+    Each epoch measures the same caption, the first of the scene's permutation. A collective: every rank calls it.
     """
     total = torch.zeros(2, dtype=torch.float64)
     with evaluating(encoder, is_bf16=is_bf16):
@@ -67,9 +66,10 @@ def validation_loss(
     device = next(encoder.parameters()).device
     summed, tokens = distributed.all_reduce_sum(total.to(device)).tolist()
     if tokens == 0:
-        raise GoodviewsError(
-            f"Split {split!r} has no token to predict, so there is no validation loss. Set data.validation_split to another, or leave it out."
+        message = (
+            f"Split {split!r} has no token to predict. Set data.validation_split to another split, or leave it out."
         )
+        raise GoodviewsError(message)
     return float(summed / tokens)
 
 

@@ -1,9 +1,8 @@
-"""A trained encoder as an ordinary Hugging Face and sentence-transformers folder, whole or not at all.
+"""Export of an encoder as a Hugging Face and sentence-transformers folder, published whole or not at all.
 
-Owns: the files of the folder and their publication. Does not own: weights, tokenizer, pooling (encoder.py says what it is).
-Invariant: AutoModel, SentenceTransformer and `TextEncoder.pooled` give a text the same vector, and a causal encoder stays
-causal, because `is_decoder` stands in its config. No pooler is written: AutoModel makes a random one that nothing reads,
-unless it is given `add_pooling_layer=False`.
+Invariant: AutoModel, SentenceTransformer and `TextEncoder.pooled` give a text the same vector. A causal encoder stays
+causal, because its config has `is_decoder`. No pooler is exported: AutoModel makes a random one, which nothing reads,
+unless it is loaded with `add_pooling_layer=False`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from trainer.data.tokenizer import TextTokenizer
 from trainer.model.encoder import EncoderConfig, TextEncoder, bert_config
 
 PUBLICATION = "config.json"
-"Written last, and removed first where folders cannot be renamed: without it no library loads the folder."
+"Written last and removed first where folders cannot be renamed: without it no library loads the folder."
 
 
 def export_encoder(
@@ -43,19 +42,15 @@ def export_encoder(
 ) -> dict[str, FileRecord]:
     """Publish the encoder (float32) with its tokenizer as the folder `url`; returns size and sha256 of each file.
 
-    An earlier export of that name is replaced. max_tokens: longest text that training has shown, special tokens included;
-    longer ones are cut there. record: plain values kept in goodviews.json (run, dataset versions). Raises ConflictError when
-    `url` holds anything but an export, ConfigError when the tokenizer is not the encoder's, IntegrityError when a weight is
-    not finite.
+    Replaces an earlier export. max_tokens: the longest text of the training, special tokens included; longer texts will
+    be cut. record: plain values for goodviews.json. Raises ConflictError when `url` holds something else than an
+    export, ConfigError when the tokenizer is not that of the encoder, IntegrityError when a weight is not finite.
     """
     limit = encoder.config.max_tokens if max_tokens is None else max_tokens
     if not 2 <= limit <= encoder.config.max_tokens:
-        message = (
-            f"max_tokens is {limit}, but the encoder has {encoder.config.max_tokens} positions. Give 2 to that many."
-        )
-        raise ConfigError(message)
+        raise ConfigError(f"max_tokens is {limit}, but must be from 2 to {encoder.config.max_tokens}, the positions.")
     if storage.list_names(url) and not storage.exists(storage.join(url, RECORD)):
-        message = f"{url} holds something else than an exported encoder, which would be lost. Export to another name."
+        message = f"{url} holds something else than an exported encoder. Export to another folder."
         raise ConflictError(message)
     _check_tokenizer(tokenizer, encoder.config)
     about = {"encoder": configs.to_dict(encoder.config), "max_tokens": limit, "record": dict(record or {})}
@@ -76,14 +71,14 @@ def _check_tokenizer(tokenizer: TextTokenizer, config: EncoderConfig) -> None:
     if tokenizer.vocab_size > config.vocab_size or tokenizer.special.pad != config.pad_token_id:
         message = (
             f"The tokenizer has {tokenizer.vocab_size} words and pads with {tokenizer.special.pad}, the encoder has "
-            f"{config.vocab_size} and pads with {config.pad_token_id}. Export the tokenizer that it was trained with."
+            f"{config.vocab_size} and pads with {config.pad_token_id}. Export the one that it was trained with."
         )
         raise ConfigError(message)
     empty = list(tokenizer.fast()("")["input_ids"])
     if empty != [tokenizer.special.cls, tokenizer.special.sep]:
         message = (
-            f"The tokenizer turns an empty text into {empty}, but training put [CLS] and [SEP] around each view, and "
-            "the mean counts them. Give the tokenizer a post-processor that adds both."
+            f"The tokenizer turns an empty text into {empty}. Training put [CLS] and [SEP] around each view, so give "
+            "the tokenizer a post-processor that adds both."
         )
         raise ConfigError(message)
 
@@ -93,8 +88,8 @@ def _weights(encoder: TextEncoder) -> bytes:
     broken = [name for name, weight in state.items() if not bool(weight.isfinite().all())]
     if broken:
         message = (
-            f"{len(broken)} of {len(state)} weights are not finite, first {broken[0]}: the training has diverged and "
-            "every vector would be NaN. Export an earlier checkpoint."
+            f"{len(broken)} of {len(state)} weights are not finite, first {broken[0]}: the training has diverged. "
+            "Export an earlier checkpoint."
         )
         raise IntegrityError(message)
     return safetensors.torch.save(state, metadata={"format": "pt"})
@@ -116,7 +111,7 @@ def _tokenizer_files(tokenizer: TextTokenizer, limit: int) -> dict[str, bytes]:
 
 
 def _sentence_transformers_files(config: EncoderConfig, limit: int) -> dict[str, bytes]:
-    # The module names and keys of version 2, which every later one reads (tried with 6.2).
+    # Module names and keys of sentence-transformers 2, which later versions read (tried with 6.2).
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
         {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
@@ -139,15 +134,12 @@ def _sentence_transformers_files(config: EncoderConfig, limit: int) -> dict[str,
 
 
 def _card(config: EncoderConfig) -> str:
-    mask = (
-        "Its attention is causal (`is_decoder`), so a text has no use for its first token alone.\n"
-        if config.causal
-        else ""
-    )
+    note = "Its attention is causal (`is_decoder`), so a text has no use for its first token alone.\n"
+    mask = note if config.causal else ""
     return (
         "---\nlibrary_name: sentence-transformers\npipeline_tag: sentence-similarity\n---\n"
-        f"A text encoder trained with goodviews: BERT, {config.layers} layers of {config.width}, no pooler. The vector of a "
-        "text is the mean of the last hidden states over all its tokens, [CLS] and [SEP] included.\n"
+        f"A text encoder trained with goodviews: BERT, {config.layers} layers of {config.width}, no pooler. The vector "
+        "of a text is the mean of the last hidden states over all its tokens, [CLS] and [SEP] included.\n"
         f"{mask}\n"
         "    SentenceTransformer(folder).encode(texts)\n"
         "    AutoModel.from_pretrained(folder, add_pooling_layer=False)\n"
@@ -168,7 +160,7 @@ def _publish_local(folder: str, files: Mapping[str, bytes]) -> dict[str, FileRec
         storage.sync(parent)
     except OSError as error:
         reason = error.strerror or error
-        message = f"Cannot publish {folder}: {reason}. What stood there stands there still; see that the path is free."
+        message = f"Cannot publish {folder}: {reason}. What stood there stands there still. Check the path."
         raise StorageError(message) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -176,11 +168,11 @@ def _publish_local(folder: str, files: Mapping[str, bytes]) -> dict[str, FileRec
 
 
 def _swap(temporary: str, folder: str, old: str | None) -> None:
-    """Give `temporary` the name `folder`; what has that name now goes to `old` first, and back if that fails."""
+    """Rename `temporary` to `folder`. An existing folder is moved to `old` first, and back when the rename fails."""
     if old is None:
         os.rename(temporary, folder)
         return
-    # Folders cannot be swapped in one step: between two renames the name is absent, but never half there.
+    # Two folders cannot be swapped in one step. Between the renames the folder is missing, but never incomplete.
     os.rename(folder, old)
     try:
         os.rename(temporary, folder)
@@ -191,6 +183,7 @@ def _swap(temporary: str, folder: str, old: str | None) -> None:
 
 
 def _publish_remote(url: str, files: Mapping[str, bytes]) -> dict[str, FileRecord]:
+    # An object store cannot rename. Without its config.json a half-replaced folder loads nowhere.
     storage.remove(storage.join(url, PUBLICATION))
     storage.remove_folder(url)
     return {file: storage.publish(storage.join(url, file), data) for file, data in files.items()}

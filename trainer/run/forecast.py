@@ -1,12 +1,13 @@
-"""What a training will take, before anything is started: what `goodviews train --plan` prints.
+"""Steps, tokens, memory and cost of a training before it starts: the numbers of `goodviews train --plan`.
 
-Owns: floating point operations, memory, padding and cost of a recipe on N devices. Does not own: steps, samples, drops and
-caption tokens (`trainer.data.plan_summary`), nor the plan.
-Invariant: starts no Ray and builds no model (a `corpus` tokenizer is trained when there is none yet); each number is measured or says that it is an estimate.
+Steps, samples and caption tokens come from `trainer.data.plan_summary`.
+Invariant: starts no Ray and builds no model (a `corpus` tokenizer is trained when HOME has none). Each number is
+measured, or the output says that it is an estimate.
 
-Operations: a product of (n, a) by (a, b) is 2 n a b, backward is twice forward, so training is 3 times forward; attention is
-4 layers width sum(length^2) forward. Recomputation (SIGReg, next-token logits) is not counted, as in the usual MFU.
-Memory: 16 bytes a parameter (weights, gradients, two moments of AdamW, all float32) and what autograd keeps.
+Operations: a product of (n, a) by (a, b) costs 2 n a b; backward costs twice forward, so training is 3 times forward.
+Attention costs 4 layers width sum(length^2) forward. Recomputation (SIGReg, next-token logits) is left out, as is usual
+for the model FLOPs utilisation (MFU).
+Memory: 16 bytes a parameter (weight, gradient, two moments of AdamW, all float32), and what autograd keeps.
 """
 
 from __future__ import annotations
@@ -33,26 +34,27 @@ from trainer.run.recipe import Recipe, with_tokenizer
 
 PARAMETER_BYTES: Final = 16
 KEPT_BYTES: Final = {"fp32": 84, "bf16": 70}
-"Of autograd, per token, layer and unit of width; counted through saved-tensor hooks at 2 to 4 layers of 128 and 384."
+"Bytes that autograd keeps per token, layer and unit of width; counted with saved-tensor hooks on small encoders."
 MEASURED_STEPS: Final = 4
 SPREAD: Final = 0.4
-"Standard deviation of caption lengths over their mean, where no cache tells: .41 for multi30k."
+"Standard deviation of caption lengths over their mean, assumed where no cache can tell; multi30k has .41."
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViewFacts:
-    """Mean over samples: tokens and squared lengths of all views of one sample, and padding inside attention."""
+    """Means over samples. tokens, squares: sums of lengths and of squared lengths over the views of one sample."""
 
     tokens: float
     squares: float
     padding_share: float
+    "Of the positions in attention."
     source: str
     "`measured` on batches of the cache, or `estimated` from the mean length of captions."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """The numbers of `--plan`. Memory is of one rank, bytes; hours are of one device unless they are named wall."""
+    """The numbers of `--plan`. memory_bytes: of one rank; device_hours: summed over devices."""
 
     recipe: str
     arm: str
@@ -61,17 +63,17 @@ class Forecast:
     views: ViewFacts
     views_per_sample: int
     tokens_trained: int
-    "Tokens of all views of all steps, special ones included."
+    "Of all views at all steps, special tokens included."
     ranks: int
     batch_per_rank: int
     precision: str
     parameters: int
-    "Of the encoder that is exported."
+    "Of the exported encoder."
     parameters_trained: int
     memory_bytes: int
     sigreg_weight: float | None
     sigreg_lambda: float | None
-    "w over views times batch per rank: what the public code calls lambda when it is run on these ranks."
+    "w / (views x batch per rank): lambda of the public code on as many ranks."
     flops: float
     device: str
     peak_tflops: float
@@ -79,13 +81,13 @@ class Forecast:
     device_hours: float
     wall_hours: float
     tokenizer_problem: str | None = None
-    "Why the tokenizer could not be loaded; tokens are then estimated from bytes, and the vocabulary is the recipe's."
+    "Why the tokenizer could not be loaded; then tokens are estimated from bytes, with the recipe's vocabulary size."
 
 
 def forecast(recipe: Recipe, home: Home, *, ranks: int, on_gpu: bool) -> Forecast:
-    """Everything `--plan` prints. Raises like the start of the training itself for a recipe that cannot start.
+    """Everything that `--plan` prints. Raises like the training itself for a recipe that cannot start.
 
-    ranks: at least 1. on_gpu: decides the precision that `auto` means.
+    on_gpu: decides the precision `auto`.
     """
     recipe, shards = find_shards(recipe, home)
     cache, problem = None, None
@@ -94,7 +96,7 @@ def forecast(recipe: Recipe, home: Home, *, ranks: int, on_gpu: bool) -> Forecas
         recipe = with_tokenizer(recipe, vocab_size=tokenizer.vocab_size, pad_token_id=tokenizer.special.pad)
         cache = TokenCache(shards, tokenizer, home)
     except InputError as error:
-        # A plan is worth having where the tokenizer cannot be loaded, such as a laptop without its cache.
+        # A plan is useful where the tokenizer cannot be loaded, such as offline on a laptop.
         recipe, problem = with_tokenizer(recipe, vocab_size=recipe.encoder.vocab_size, pad_token_id=0), str(error)
     plan = make_plan(recipe.plan, shards, home)
     plan.stripe(0, ranks)
@@ -147,8 +149,9 @@ def precision_of(recipe: Recipe, *, on_gpu: bool) -> str:
 
 
 def encoder_parameters(config: EncoderConfig) -> int:
-    """Parameters of the BERT without pooler: embeddings with their LayerNorm, then the layers."""
+    """Parameters of the BERT without pooler."""
     w, f = config.width, config.ffn
+    # Words, positions and two token types, then LayerNorm. A layer: attention, feed-forward, two LayerNorms.
     embeddings = (config.vocab_size + config.max_tokens + 2) * w + 2 * w
     layer = 4 * (w * w + w) + (w * f + f) + (f * w + w) + 2 * 2 * w
     return embeddings + config.layers * layer
@@ -179,13 +182,13 @@ def train_flops(config: EncoderConfig, tokens: float, squares: float, sequences:
 
 
 def memory_bytes(config: EncoderConfig, tokens: float, sequences: float, *, precision: str, on_gpu: bool) -> int:
-    """Estimate for one rank with `tokens` tokens in `sequences` sequences a step; the framework itself comes on top."""
+    """Estimate for a rank with `tokens` tokens in `sequences` sequences a step, without the framework itself."""
     kept = KEPT_BYTES[precision] * tokens * config.layers * config.width
     states = PARAMETER_BYTES * (encoder_parameters(config) + projector_parameters(config))
     p = config.projector
-    # Each hidden layer keeps its input, its normalised rows and its output, float32.
+    # Each hidden layer keeps its input, its normalised rows and its output in float32.
     projector = 0.0 if p is None else 4.0 * sequences * (config.width + p.entry + 6 * p.hidden + p.output)
-    # Logits and projections are worked on in tiles; DistributedDataParallel keeps a copy of the gradients.
+    # Logits and projections are computed in tiles; DistributedDataParallel keeps a copy of the gradients (states / 4).
     tiles = (256 << 20) * 2 if on_gpu else (16 << 20) * 2
     return round(states + states / 4 + kept + projector + tiles)
 
@@ -194,7 +197,7 @@ def memory_bytes(config: EncoderConfig, tokens: float, sequences: float, *, prec
 
 
 def _measured(plan: Plan, cache: TokenCache | None, recipe: Recipe) -> ViewFacts | None:
-    """From the first batches, when all of their shards are cached."""
+    """Facts of the first batches; None unless all of their shards are in the token cache."""
     if cache is None:
         return None
     stream = Stream(plan, cache, recipe.views)
@@ -206,14 +209,14 @@ def _measured(plan: Plan, cache: TokenCache | None, recipe: Recipe) -> ViewFacts
 
 
 def _estimated(facts: PlanFacts, plan: Plan, recipe: Recipe) -> ViewFacts:
-    """From the mean length of captions: lengths drawn from a gamma distribution of spread `SPREAD`, then cut like views."""
+    """Facts from the mean caption length: lengths drawn from a gamma distribution, then cut like views."""
     if facts.captions == 0 or facts.samples == 0:
-        raise InputError(
-            f"Split {facts.split} of {facts.dataset}@{facts.version} has no caption to count. Check its rejects."
-        )
+        raise InputError(f"Split {facts.split} of {facts.dataset}@{facts.version} has no caption. Check its rejects.")
     fraction = recipe.plan.good_fraction
     per_scene = facts.captions / max(facts.scenes, 1)
+    # A good sample reads all captions of its scene, a bad one reads one.
     mean = facts.tokens / facts.samples / (fraction * per_scene + 1 - fraction)
+    # Shape 1 / SPREAD^2 gives a gamma distribution that spread.
     draws = np.random.Generator(np.random.PCG64(0))
     b = plan.config.batch_global
     lengths = [_cut(draws, draws.gamma(SPREAD**-2, mean * SPREAD**2, b), recipe.views) for _ in range(MEASURED_STEPS)]

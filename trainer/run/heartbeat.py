@@ -1,8 +1,7 @@
-"""The live line of a training: rank 0 leaves its heartbeat in the folder of the run, the command shows it on stderr.
+"""Heartbeat of a training: rank 0 writes it into the folder of the run, the command shows it on stderr.
 
-Owns: the heartbeat file and how it looks. Does not own: any number that is kept (see `trainer.run.records`).
-Invariant: the heartbeat travels by file, because rank 0 may be a process on another machine of a Ray cluster whose output
-nobody reads; showing it never fails a training.
+Invariant: the heartbeat goes through a file, because rank 0 may run on another machine of a Ray cluster, whose output
+nobody reads. Writing and showing it never fail a training.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 INTERVAL_S = 2.0
-"Between two heartbeats on a local disk; ten times that on an object store, where each is a request."
+"Between two heartbeats on a local disk; ten times that on an object store, where each one is a request."
 PLAIN_INTERVAL_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """How a training stands. mfu: share of the device's peak, None on a CPU. stall: share of time spent waiting for data."""
+    """State of a training. mfu: share of the device's peak, None on a CPU; stall: share of time waiting for data."""
 
     step: int
     steps: int
@@ -46,7 +45,7 @@ class Heartbeat:
 
 
 def line(heartbeat: Heartbeat) -> str:
-    """The heartbeat as one line."""
+    """The heartbeat as a line for people."""
     parts = [f"step {heartbeat.step:,}/{heartbeat.steps:,}", f"epoch {heartbeat.epoch}"]
     parts += [f"{name} {value:.4g}" for name, value in heartbeat.losses.items()]
     parts += [f"{heartbeat.samples_per_s:,.0f} samples/s", f"{heartbeat.tokens_per_s:,.0f} tokens/s"]
@@ -57,7 +56,7 @@ def line(heartbeat: Heartbeat) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: `9 s`, `4 min 05 s`, `3 h 50 min`."""
+    """`9 s`, `4 min 05 s` or `3 h 50 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -67,7 +66,7 @@ def duration(seconds: float) -> str:
 
 
 class HeartbeatWriter:
-    """Leaves the heartbeat below the folder of a run, not more often than is useful."""
+    """Writes heartbeats into the folder of a run, at most every `INTERVAL_S`."""
 
     def __init__(self, url: str) -> None:
         self._url = _url_of(url)
@@ -75,7 +74,7 @@ class HeartbeatWriter:
         self._last_s = -1e9
 
     def write(self, heartbeat: Heartbeat) -> None:
-        """Publish the heartbeat, unless one went out just now; a failure to do so is no failure of the training."""
+        """Publish the heartbeat unless the last one is recent; alarms and the last step are always published."""
         now = time.monotonic()
         if now - self._last_s < self._interval_s and heartbeat.step < heartbeat.steps and heartbeat.alarm is None:
             return
@@ -85,7 +84,7 @@ class HeartbeatWriter:
 
 
 def read_heartbeat(url: str) -> Heartbeat | None:
-    """The last heartbeat below the folder of a run, or None."""
+    """The last heartbeat in the folder of a run; None when there is none or it cannot be read."""
     try:
         return Heartbeat(**orjson.loads(storage.read_bytes(_url_of(url))))
     except (GoodviewsError, OSError, ValueError, TypeError):
@@ -97,7 +96,7 @@ def _url_of(url: str) -> str:
 
 
 class LiveLine:
-    """Shows the heartbeat of a run while the block runs: one live line on a terminal, else a line every 30 s."""
+    """Shows the heartbeat while the block runs: a live line on a terminal, elsewhere a line every 30 s."""
 
     def __init__(
         self, url: str, *, label: str, stream: IO[str] | None = None, interval_s: float = PLAIN_INTERVAL_S
@@ -114,7 +113,7 @@ class LiveLine:
 
     def __enter__(self) -> Self:
         if self._stream.isatty():
-            # Only a terminal needs it.
+            # 0.03 s, and only a terminal needs it.
             from rich.console import Console
             from rich.live import Live
 
@@ -141,7 +140,7 @@ class LiveLine:
 
     def _show(self) -> None:
         heartbeat = read_heartbeat(self._url)
-        # A heartbeat from before a restart says nothing of now.
+        # One from before a restart is out of date.
         if heartbeat is None or heartbeat.written_at <= self._shown_at:
             return
         self._shown_at = heartbeat.written_at

@@ -1,8 +1,7 @@
-"""A run from the command's side: make its record, launch the ranks, show how it goes, close its books.
+"""Start or resume a run: write its record, launch the ranks, show progress, write the last status.
 
-Owns: run ids, the record, what a resume may change, the last status and catalog rows. Does not own: ranks (`launch`).
-Invariant: `run.json` is there before the first rank starts and never changes; whatever ends a run, its status says so as long
-as this process lives, and a killed one can be resumed from its files alone.
+Invariants: `run.json` exists before the first rank starts and never changes. Whatever ends a run, its status says so as
+long as this process lives; a killed run can be resumed from its files alone.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from trainer.run.records import RunRecord, RunStatus
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """What `goodviews train` prints. encoders: names of folders below `url`; losses: latest metrics by name."""
+    """What `goodviews train` prints. encoders: folders below `url`; metrics: latest values by name."""
 
     run_id: str
     status: str
@@ -50,15 +49,13 @@ class Finished:
 
 
 def start(chosen: Recipe, home: Home, cluster: Cluster, *, run_id: str | None = None) -> Finished:
-    """Train a new run. Raises ConflictError when one of that id is there already, and whatever ends the training early."""
+    """Train a new run. Raises ConflictError when the run id is taken, and whatever ends the training early."""
     materials = assemble(chosen, home)
-    materials.plan.stripe(0, cluster.ranks)
+    materials.plan.stripe(0, cluster.ranks)  # refuses a number of ranks that cannot share the plan
     name = records.check_run_id(run_id) if run_id is not None else _new_id(materials.recipe)
     url = records.runs_url(home, name)
     if storage.exists(storage.join(url, "run.json")):
-        raise ConflictError(
-            f"There is a run {name!r} already in {url}. Go on with `--resume {name}`, or choose another id."
-        )
+        raise ConflictError(f"Run {name!r} exists in {url}. Go on with `--resume {name}`, or choose another id.")
     record = RunRecord(
         run_id=name,
         recipe=materials.recipe.name,
@@ -83,25 +80,25 @@ def start(chosen: Recipe, home: Home, cluster: Cluster, *, run_id: str | None = 
 
 
 def resume(run_id: str, home: Home, cluster: Cluster, *, sets: Sequence[str] = ()) -> Finished:
-    """Go on with a run from its newest checkpoint, on any number of ranks.
+    """Resume a run from its newest checkpoint, on any number of ranks.
 
-    sets: only keys of `run` (resources, reporting), for this launch. Raises UsageError for others, ConflictError when
-    the run goes on elsewhere or is finished.
+    sets: keys of `run` (resources, reporting) for this launch. Raises UsageError for others, ConflictError when the run
+    is finished or another process trains it.
     """
     record = records.read_record(home, run_id)
     for text in sets:
         if not text.strip().startswith("run."):
-            raise UsageError(
-                f"`--set {text}` cannot be combined with --resume: run {run_id} goes on with what decided it. Only keys of `run.` (threads, reporting) may change; for the rest start a new run."
+            message = (
+                f"`--set {text}` would change what run {run_id} trains. Only keys of `run.` (threads, reporting) may "
+                "change with --resume; start a new run for the others."
             )
+            raise UsageError(message)
     record = dataclasses.replace(record, config=recipe.to_config(recipe.from_config(record.config, sets)))
     url = records.runs_url(home, run_id)
     done = checkpoint.newest(records.checkpoints_url(url, record))
     status = records.read_status(url)
     if done is not None and done.step >= record.steps and status is not None and status.status == "finished":
-        raise ConflictError(
-            f"Run {run_id} is finished: all {record.steps:,} steps are done. Start a new run to train longer."
-        )
+        raise ConflictError(f"Run {run_id} is finished after {record.steps:,} steps. Start a new run to train longer.")
     return _train(record, home, cluster)
 
 
@@ -138,6 +135,7 @@ def _message(error: BaseException) -> str:
 
 
 def _status(word: str, cluster: Cluster, url: str | None, *, message: str | None = None) -> RunStatus:
+    """The last status of the run, with a new word for its state."""
     last = (records.read_status(url) if url is not None else None) or records.no_status()
     now = time.time()
     ended = None if word == "running" else now
@@ -159,7 +157,7 @@ def _new_id(chosen: Recipe) -> str:
 
 @contextlib.contextmanager
 def _claimed(url: str, run_id: str) -> Iterator[None]:
-    """Hold a run so that nobody else on this machine goes on with it at the same time; a killed holder lets go by itself."""
+    """Lock a run of a local HOME while the block runs; the system frees the lock of a killed process."""
     if storage.is_remote(url):
         yield
         return
@@ -169,9 +167,8 @@ def _claimed(url: str, run_id: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise ConflictError(
-                f"Run {run_id} is being trained by another process (it holds {path}). Wait for it, or end it first."
-            ) from error
+            message = f"Run {run_id} is being trained by another process, which holds {path}. Wait for it or end it."
+            raise ConflictError(message) from error
         yield
 
 

@@ -1,11 +1,10 @@
-"""Ray Train around the loop: where the ranks run, what happens when one dies, how their errors come back.
+"""Ray Train around the loop: where the ranks run, restarts of lost ranks, and how errors of ranks come back.
 
-Owns: the only use of `ray.train`. Does not own: what a rank does (`trainer.run.loop`), starting or joining Ray (`infra.session`).
-Invariants: a rank that died (or its node) restarts all ranks from the newest checkpoint of our own, at most
-`run.max_failures` times; an error with a sentence of ours ends the run at the next restart, because it would come again.
+Invariants: when a rank or its node dies, all ranks restart from the newest checkpoint of `trainer.run.checkpoint`, at
+most `run.max_failures` times. A GoodviewsError of a rank ends the run at the next restart: it would happen again.
 
-Ray Train 2.60: an exception of a rank counts like its death, and the same `name` in the same storage folder resumes what
-lay there. So names are drawn anew at each launch, nothing is ever reported to Ray, and errors travel by file.
+Ray Train 2.60 counts an exception of a rank as its death, and resumes whatever has the same `name` in its storage
+folder. So each launch draws a new name, nothing is reported to Ray, and errors go through files.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from infra.session import open_workers
 from trainer.run.loop import Job, Place, train_rank
 
 POLL_S: Final = "0.5"
-"Of Ray Train's controller, which notices a dead rank at its polls (its default is 2 s)."
+"How often Ray Train's controller looks for dead ranks (its default is 2 s)."
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Where ranks run. num_workers: ranks; 0 is one rank in this process, without Ray."""
+    """Where the ranks run. num_workers: ranks on Ray; 0: one rank in this process, without Ray."""
 
     num_workers: int = 0
     use_gpu: bool = False
     cpus_per_worker: float = 0.9
-    "Not 1: Ray Train needs a little of a CPU itself, and waits for ever where its ranks hold all of them."
+    "Below 1, because Ray Train needs part of a CPU itself: if the ranks hold all CPUs, it waits for ever."
     address: str | None = None
     num_cpus: int | None = None
 
@@ -48,18 +47,20 @@ class Cluster:
         if self.num_workers < 0:
             raise UsageError(f"--num-workers is {self.num_workers}; use 0 (in this process, without Ray) or more.")
         if self.num_workers == 0 and self.address is not None:
-            raise UsageError(
-                f"--num-workers 0 trains in this process, but --address {self.address} names a Ray cluster. Give the number of ranks there."
+            message = (
+                f"--num-workers 0 trains in this process, but --address {self.address} names a Ray cluster. Give the "
+                "number of ranks on it."
             )
+            raise UsageError(message)
 
     @property
     def ranks(self) -> int:
-        """Processes of the training."""
+        """Number of processes that train."""
         return max(self.num_workers, 1)
 
 
 def launch(job: Job, cluster: Cluster) -> None:
-    """Train until the run is finished. Raises what ended it early, with the same type as in the rank that raised it."""
+    """Train to the end of the run. Raises what ended it early, with the type that the rank raised."""
     if cluster.num_workers == 0:
         _check_gpu(cluster)
         _clear_failures(job.url)
@@ -69,18 +70,18 @@ def launch(job: Job, cluster: Cluster) -> None:
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", POLL_S)
     with open_workers(address=cluster.address, num_cpus=cluster.num_cpus):
         _clear_failures(job.url)
-        _check_room(cluster)
+        _check_resources(cluster)
         _fit(job, cluster)
     _raise_failure(job.url)
 
 
 def _fit(job: Job, cluster: Cluster) -> None:
-    # In a notebook the import recommends widgets.
+    # In a notebook the import warns that widgets are missing.
     logging.getLogger("ray.widgets").setLevel(logging.WARNING)
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    # It tells that local mode is local, which was asked for; what it warns of still shows.
+    # Its info lines say that local mode is local. Warnings still show.
     logging.getLogger("ray.train").setLevel(logging.WARNING)
     resources: dict[str, float] = {"CPU": cluster.cpus_per_worker, **({"GPU": 1.0} if cluster.use_gpu else {})}
     scaling = ScalingConfig(
@@ -108,15 +109,15 @@ def _fit(job: Job, cluster: Cluster) -> None:
             _raise_failure(job.url)
             reason = " ".join(str(error).split())[:600]
             message = (
-                f"Run {job.run_id} lost its ranks more than {job.max_failures} times ({reason}). Its checkpoints are kept: "
-                f"mend the cause and go on with `goodviews train --resume {job.run_id}`."
+                f"Run {job.run_id} lost its ranks more than {job.max_failures} times ({reason}). Its checkpoints are "
+                f"kept: remove the cause and go on with `goodviews train --resume {job.run_id}`."
             )
             raise GoodviewsError(message) from error
 
 
 @contextlib.contextmanager
 def _ray_folder(job: Job) -> Iterator[tuple[Any, str]]:
-    """Where Ray Train keeps its own state for the time of one launch: below the run, so that every node sees it."""
+    """Folder for Ray Train's own state during one launch: in the run, where every node sees it."""
     url = storage.join(job.url, "ray")
     if storage.is_remote(url):
         fs, path = storage.filesystem(url)
@@ -127,7 +128,7 @@ def _ray_folder(job: Job) -> Iterator[tuple[Any, str]]:
 
 
 def _train_loop(config: dict[str, Any]) -> None:
-    """What every rank runs. Importable by name, because Ray pickles it."""
+    """Run one rank. At module level, because Ray pickles it by name."""
     import ray.train
     import ray.train.torch
 
@@ -135,7 +136,7 @@ def _train_loop(config: dict[str, Any]) -> None:
     context = ray.train.get_context()
     world, rank = context.get_world_size(), context.get_world_rank()
     if _read_failures(job.url):
-        # A rank raised a sentence of ours before this restart; the command reads it when all ranks have returned.
+        # A rank raised a GoodviewsError before this restart. The command reads it when all ranks have returned.
         return
     try:
         device = _device(config)
@@ -157,13 +158,15 @@ def _device(config: dict[str, Any]) -> torch.device:
 
 def _check_gpu(cluster: Cluster) -> None:
     if cluster.use_gpu and not torch.cuda.is_available():
-        raise UsageError(
-            "--use-gpu was given, but torch sees no GPU here. Leave it out, or name the ranks of a cluster that has some: --num-workers N --address ADDRESS."
+        message = (
+            "--use-gpu was given, but torch sees no GPU here. Leave it out, or use a cluster that has GPUs: "
+            "--num-workers N --address ADDRESS."
         )
+        raise UsageError(message)
 
 
-def _check_room(cluster: Cluster) -> None:
-    """Refuse what would wait for ever: more CPUs or GPUs than the cluster has now, unless it can grow."""
+def _check_resources(cluster: Cluster) -> None:
+    """Refuse more CPUs or GPUs than the cluster has now: Ray Train would wait for ever."""
     import ray
 
     there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
@@ -173,11 +176,14 @@ def _check_room(cluster: Cluster) -> None:
     }
     for kind, count in wanted.items():
         if count > there.get(kind, 0.0):
-            message = f"{cluster.num_workers} ranks need {count:g} {kind}s, Ray has {there.get(kind, 0.0):g}. Use fewer with --num-workers, or a larger cluster with --address."
+            message = (
+                f"{cluster.num_workers} ranks need {count:g} {kind}s, Ray has {there.get(kind, 0.0):g}. Use fewer "
+                "ranks with --num-workers, or a larger cluster with --address."
+            )
             raise UsageError(message)
 
 
-# --- failures that travel by file ---------------------------------------------------------------------------------
+# --- errors of ranks, through files -------------------------------------------------------------------------------
 
 
 def _write_failure(url: str, rank: int, error: GoodviewsError) -> None:

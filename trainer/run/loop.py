@@ -1,12 +1,8 @@
 """The training loop of one rank: batch, loss, step; then logs, checkpoints, validation and exports at their steps.
 
-Owns: the order of events and what is measured. Does not own: processes (`launch`), data (`stream`), losses (`objectives`).
-Invariants: what a step does depends on the step number and the record of the run, never on how the process came there, so
-a run that goes on from a checkpoint is the uninterrupted one, bit for bit on the same ranks and threads of a CPU. All
-ranks reach every collective at the same step; rank 0 alone writes.
-
-On a CPU DistributedDataParallel keeps its first buckets (find_unused_parameters): rebuilt after the first step, as it does
-by default, they would add up in another order after a restart than without one.
+Invariants: a step depends on its number and the record of the run alone, so a run that resumes from a checkpoint equals
+the uninterrupted one, bit for bit on the same number of ranks and threads of a CPU. All ranks reach every collective at
+the same step; rank 0 alone writes.
 """
 
 from __future__ import annotations
@@ -51,12 +47,12 @@ PEAK_TFLOPS: Final = {
     "V100": 125.0,
     "T4": 65.0,
 }
-"bf16 (V100, T4: fp16) tensor cores, dense, from the data sheets; for MFU."
+"For MFU: dense bf16 (V100, T4: fp16) on tensor cores, from the data sheets."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What travels to a rank: where things are and the record that decides the rest."""
+    """What is sent to each rank; the record decides the rest."""
 
     home: Home
     run_id: str
@@ -67,7 +63,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Which of how many ranks this is, and on what it computes."""
+    """The rank of this process, the number of ranks and the device."""
 
     rank: int
     world: int
@@ -76,7 +72,7 @@ class Place:
 
 @dataclass
 class Window:
-    """What happened since the last log point."""
+    """Sums since the last log point."""
 
     terms: list[torch.Tensor] = field(default_factory=list)
     norms: list[torch.Tensor] = field(default_factory=list)
@@ -92,10 +88,9 @@ class Window:
 def train_rank(job: Job, place: Place) -> None:
     """Train from the newest checkpoint (or the start) to the end, as one rank of `place.world`.
 
-    Raises GoodviewsError for what has a sentence: a number that is not finite, a record that no longer fits.
+    Raises ConflictError when data or code no longer match the record, GoodviewsError for a loss that is not finite.
     """
-    training = _Training(job, place)
-    training.run()
+    _Training(job, place).run()
 
 
 class _Training:
@@ -122,7 +117,6 @@ class _Training:
         self.reporter = self._reporter()
         self.speed = SpeedAlarm(self.recipe.alarms)
         self.window = Window()
-        self.last_alarm: str | None = None
         self.is_bf16 = precision_of(self.recipe, on_gpu=place.device.type == "cuda") == "bf16"
 
     # --- setting up ---
@@ -131,7 +125,10 @@ class _Training:
         if state is None:
             return 0
         if state.config_digest != self.config_digest:
-            message = f"The newest checkpoint of run {self.job.run_id} was written under config {state.config_digest}, the run now has {self.config_digest}. Its record was changed; start a new run."
+            message = (
+                f"The newest checkpoint of run {self.job.run_id} was written under config {state.config_digest}, the "
+                f"run now has {self.config_digest}: its record was changed. Start a new run."
+            )
             raise ConflictError(message)
         step = self.plan.resume(Cursor(step=state.step, plan_digest=state.plan_digest))
         checkpoint.load(self.checkpoints_url, state, self.bare, self.optimizer)
@@ -139,10 +136,12 @@ class _Training:
 
     def _wrapped(self) -> Any:
         if self.recipe.compile:
-            # In place, so that names in checkpoints stay; the losses around it hash step numbers, which cannot be traced.
+            # In place, which keeps the names in checkpoints. The losses hash step numbers, which cannot be traced.
             self.encoder.bert.compile(dynamic=True)
         if self.place.world == 1:
             return self.bare
+        # DDP rebuilds its gradient buckets after the first step, so a resumed run would add gradients in another order
+        # than an uninterrupted one. With find_unused_parameters it keeps its first buckets, which a CPU can afford.
         return DistributedDataParallel(self.bare, find_unused_parameters=self.place.device.type == "cpu")
 
     def _reporter(self) -> Reporter | None:
@@ -152,13 +151,13 @@ class _Training:
 
     @property
     def encoder(self) -> TextEncoder:
-        """The encoder that is trained, without its wrappers."""
+        """The encoder without its wrappers."""
         return self.bare.encoder
 
     # --- the loop ---
 
     def run(self) -> None:
-        """All steps that are left, then the last export."""
+        """The remaining steps, then the last export."""
         if self.start == 0:
             self._export(UNTRAINED)
         stream = self.materials.stream(rank=self.place.rank, world=self.place.world)
@@ -181,6 +180,7 @@ class _Training:
 
     def _step(self, batch: StepBatch) -> None:
         tokens = self.encoder.batch(batch.views)
+        # Dropout from step and rank, not from what was drawn before: a resumed run draws the same.
         torch.manual_seed(seeds.derive(self.recipe.seed, "dropout", batch.step, self.place.rank))
         with torch.autocast(self.place.device.type, dtype=torch.bfloat16, enabled=self.is_bf16):
             terms = self._terms(tokens, batch.step)
@@ -211,21 +211,20 @@ class _Training:
         done, settings = batch.step + 1, self.recipe.run
         ends_epoch = done % self.plan.steps_per_epoch == 0
         is_last = done == self.total
-        saves = (
-            ends_epoch
-            or is_last
-            or (settings.checkpoint_every_steps is not None and done % settings.checkpoint_every_steps == 0)
-        )
+        every = settings.checkpoint_every_steps
+        saves = ends_epoch or is_last or (every is not None and done % every == 0)
+        records_rows = saves or done % settings.record_every_steps == 0
         if done % settings.log_every_steps == 0 or saves:
             self._log(batch, done)
         began_s = time.perf_counter()
-        if saves or done % settings.record_every_steps == 0:
+        # Totals first: exports write how many samples the encoder has seen.
+        if records_rows:
             self.recorder.gather()
         if ends_epoch or is_last:
             self._validate(batch.epoch, done)
         if ends_epoch and batch.epoch == 0:
             self._export(FIRST_EPOCH)
-        if saves or done % settings.record_every_steps == 0:
+        if records_rows:
             self._record()
         if saves:
             self._save()
@@ -237,23 +236,21 @@ class _Training:
         window = self.window
         terms = torch.stack(window.terms).double()
         norms = torch.stack(window.norms).double()
-        # One wait for the device a window; on a CPU it costs nothing.
+        # The only wait for the device in a window.
         losses, sizes = terms[:, 0].tolist(), norms.tolist()
         for i, (loss, norm) in enumerate(zip(losses, sizes, strict=True)):
             refuse_not_finite(loss, norm, done - len(losses) + i)
         means = distributed.all_reduce_sum(terms.mean(0).to(self.place.device)) / self.place.world
         values = dict(zip(self._term_names(), means.tolist(), strict=True))
         if self.reporter is not None:
-            self._report(batch, done, {**values, "grad_norm": sum(sizes) / len(sizes)})
+            self._report(self.reporter, batch, done, {**values, "grad_norm": sum(sizes) / len(sizes)})
         self.window = Window()
 
     def _term_names(self) -> list[str]:
         return ["loss", "inv", "sigreg", "statistic"] if isinstance(self.bare, LejepaModel) else ["loss"]
 
-    def _report(self, batch: StepBatch, done: int, losses: Mapping[str, float]) -> None:
-        window, reporter = self.window, self.reporter
-        if reporter is None:
-            return
+    def _report(self, reporter: Reporter, batch: StepBatch, done: int, losses: Mapping[str, float]) -> None:
+        window = self.window
         steps = len(window.terms)
         seconds = max(time.perf_counter() - window.began_s - window.aside_s, 1e-9)
         samples_per_s = steps * self.plan.config.batch_global / seconds
@@ -266,7 +263,8 @@ class _Training:
             "padding_share": window.padding / steps,
         }
         mfu = self._mfu(seconds)
-        values.update({"mfu": mfu} if mfu is not None else {})
+        if mfu is not None:
+            values["mfu"] = mfu
         alarm = self.speed.check(samples_per_s)
         if done % self.recipe.run.health_every_steps < steps or done == self.total:
             health_values, alarm_of_health = self._health(batch)
@@ -274,29 +272,24 @@ class _Training:
             alarm = alarm_of_health or alarm
         values["alarm"] = float(alarm is not None)
         reporter.metrics(done, values)
-        parts = {name: losses[name] for name in self._term_names()}
-        eta_s = (self.total - done) * seconds / steps
-        reporter.heartbeat(
-            Heartbeat(
-                step=done,
-                steps=self.total,
-                epoch=batch.epoch,
-                losses=parts,
-                samples_per_s=samples_per_s,
-                tokens_per_s=values["tokens_per_s"],
-                stall=values["data_stall"],
-                mfu=mfu,
-                eta_s=eta_s,
-                alarm=alarm,
-                written_at=time.time(),
-            )
+        heartbeat = Heartbeat(
+            step=done,
+            steps=self.total,
+            epoch=batch.epoch,
+            losses={name: losses[name] for name in self._term_names()},
+            samples_per_s=samples_per_s,
+            tokens_per_s=values["tokens_per_s"],
+            stall=values["data_stall"],
+            mfu=mfu,
+            eta_s=(self.total - done) * seconds / steps,
+            alarm=alarm,
+            written_at=time.time(),
         )
+        reporter.heartbeat.write(heartbeat)
 
     def _mfu(self, seconds: float) -> float | None:
-        """Of this rank, whose share of the work stands for all."""
-        if self.place.device.type != "cuda":
-            return None
-        name = torch.cuda.get_device_name(self.place.device)
+        """Share of the device's peak (model FLOPs utilisation), of this rank: the others have equal work."""
+        name = torch.cuda.get_device_name(self.place.device) if self.place.device.type == "cuda" else ""
         peak = next((tflops for key, tflops in PEAK_TFLOPS.items() if key in name), None)
         if peak is None:
             return None
@@ -305,14 +298,12 @@ class _Training:
         return train_flops(self.recipe.encoder, window.tokens, window.squares, sequences) / seconds / (peak * 1e12)
 
     def _health(self, batch: StepBatch) -> tuple[dict[str, float], str | None]:
-        """Of the first view of the rank's samples, without dropout; no collective, so rank 0 alone can do it."""
+        """Health of the first views of this rank's samples, and an alarm. No collective: only rank 0 calls it."""
         first_views = evaluation.first_rows(batch.views, len(batch.scene_hashes))
         health = measure(evaluation.pooled(self.encoder, first_views, is_bf16=self.is_bf16))
         alarm = collapse(health, self.recipe.alarms)
         if alarm is not None and self.recipe.alarms.stop_on_collapse:
-            raise GoodviewsError(
-                f"{alarm} The run ends here because alarms.stop_on_collapse is set; its checkpoints are kept."
-            )
+            raise GoodviewsError(f"{alarm} alarms.stop_on_collapse ends the run here; its checkpoints are kept.")
         values = {"effective_rank": health.effective_rank, "rank_share": health.rank_share, "spread": health.spread}
         return {name: value for name, value in values.items() if math.isfinite(value)}, alarm
 
@@ -376,5 +367,8 @@ class _Training:
 def _check_world(place: Place) -> None:
     found = (distributed.rank(), distributed.world_size())
     if found != (place.rank, place.world):
-        message = f"This process was started as rank {place.rank} of {place.world}, but its process group says rank {found[0]} of {found[1]}: losses and batches would not add up. Make the process group before the loop."
+        message = (
+            f"This process was started as rank {place.rank} of {place.world}, but its process group says rank "
+            f"{found[0]} of {found[1]}, so losses and batches would not add up. Make the process group before the loop."
+        )
         raise GoodviewsError(message)

@@ -1,9 +1,8 @@
-"""A recipe: everything that decides a training, as one complete TOML file, and its four arms.
+"""A recipe: all settings of a training, as one complete TOML file, and its arms.
 
-Owns: the sections that no other module owns (data, run), how an arm, a command line and a file become one config, and
-which recipes are built in. Does not own: the other sections, whose dataclasses stand beside their owners.
-Invariants: what decides the result is outside `run`; `run` holds resources and reporting, and may change on a resume. An arm
-is a table of the recipe with the keys that it changes, so the file shows all there is.
+Sections of other modules stand beside their owners; this module has `data`, `tokenizer`, `run` and `forecast`.
+Invariants: `run` holds resources and reporting and may change on a resume; what decides the result is outside it. An
+arm is a table of the recipe with the keys that it changes.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ class DataConfig:
 
     dataset: str
     version: str | None = None
-    "None: the current one; the run records which that was."
+    "None: the current version; the run records which one."
     split: str = "train"
     validation_split: str | None = None
-    "Next-token prediction measures its loss on one caption a scene of it; None: no validation."
+    "Split for the loss of next-token prediction, on one caption a scene; None: no validation."
     tars: Literal["good", "bad"] = "good"
-    "Good tars serve every arm; bad tars only bad views, where a version has no good ones."
+    "Good tars serve every arm; bad tars serve bad views only, for versions without good tars."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,7 @@ class TokenizerConfig:
 
     source: str = "corpus"
     vocab_size: int = 8_192
-    "Of a `corpus` tokenizer, at most."
+    "Upper limit for a `corpus` tokenizer."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,35 +61,35 @@ class ForecastConfig:
 
     device: str = "NVIDIA A100"
     peak_tflops: float = 312.0
-    "bf16, dense, of one device. A100: 312 (its data sheet)."
+    "Dense bf16 of one device. A100: 312, from its data sheet."
     mfu: float = 0.3
-    "Share of the peak that a training reaches."
+    "Share of the peak that a training reaches (model FLOPs utilisation)."
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Resources and reporting: nothing here decides what is learned."""
+    """Resources and reporting, which do not change what is learned."""
 
     threads: int | None = None
-    "Of torch in each rank; None: as the process was started (Ray gives its workers one a CPU)."
+    "Threads of torch in each rank; None: as the process was started (Ray gives a worker one for each CPU)."
     loader_workers: int = 1
-    "Threads of each rank that make batches ahead; 0 makes each when it is needed."
+    "Threads of each rank that prepare batches ahead; 0: each batch is made when it is needed."
     log_every_steps: int = 20
     health_every_steps: int = 100
-    "Effective rank and spread of pooled vectors."
+    "How often effective rank and spread of pooled vectors are measured."
     record_every_steps: int = 500
-    "Ledger and metrics are published at least so often, and at every checkpoint."
+    "How often ledger and metrics are published, besides every checkpoint."
     checkpoint_every_steps: int | None = None
-    "Besides the end of each epoch."
+    "In addition to the end of each epoch."
     keep_checkpoints: int = 2
     checkpoints: str | None = None
-    "URL of a folder for checkpoints, by run id; None: below the run in HOME."
+    "URL of a folder for the checkpoints of many runs; None: in the folder of the run."
     catalog_every_s: float = 120.0
-    "Rank 0 brings the catalog up to date at most so often; the end of a run always does."
+    "Least time between two updates of the catalog; the end of a run always updates it."
     max_failures: int = 3
-    "Restarts after a lost rank."
+    "Restarts after lost ranks."
     exclude_trackers: tuple[str, ...] = ()
-    "Of tensorboard, wandb, mlflow."
+    "Trackers to leave out: tensorboard, wandb, mlflow."
 
     def __post_init__(self) -> None:
         counts = ("log_every_steps", "health_every_steps", "record_every_steps", "keep_checkpoints")
@@ -98,18 +97,17 @@ class RunConfig:
         small += [name for name in ("threads", "checkpoint_every_steps") if (getattr(self, name) or 1) < 1]
         small += [name for name in ("loader_workers", "max_failures", "catalog_every_s") if getattr(self, name) < 0]
         if small:
-            raise ConfigError(
-                f"run.{small[0]} is {getattr(self, small[0])}, which is too small. Counts of steps, threads and checkpoints are 1 or more."
-            )
+            least = 0 if small[0] in ("loader_workers", "max_failures", "catalog_every_s") else 1
+            raise ConfigError(f"run.{small[0]} is {getattr(self, small[0])}; it must be at least {least}.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A whole training. Raises ConfigError for sections that contradict each other."""
+    """All settings of a training. Raises ConfigError for sections that contradict each other."""
 
     name: str
     arm: str = "good"
-    "Which of `arms` was applied."
+    "The arm that was applied, one of `arms`."
     objective: Literal["lejepa", "ntp"] = "lejepa"
     data: DataConfig
     plan: PlanConfig
@@ -119,9 +117,9 @@ class Recipe:
     lejepa: LejepaConfig
     optimizer: OptimizerConfig
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    "Of the encoder's forward pass (autocast); auto: bf16 on a GPU, fp32 on a CPU. Losses and weights are fp32 always."
+    "Of the encoder's forward pass (autocast); auto: bf16 on a GPU, fp32 on a CPU. Losses and weights are always fp32."
     compile: bool = False
-    "torch.compile of the encoder; slow to start, and results are no longer bit-identical to those without."
+    "torch.compile for the encoder: slow to start, and results are not bit-identical to those without."
     alarms: AlarmConfig = field(default_factory=AlarmConfig)
     run: RunConfig = field(default_factory=RunConfig)
     forecast: ForecastConfig = field(default_factory=ForecastConfig)
@@ -130,19 +128,22 @@ class Recipe:
     def __post_init__(self) -> None:
         views = self.views
         if views.max_tokens > self.encoder.max_tokens:
-            raise ConfigError(
-                f"views.max_tokens is {views.max_tokens}, encoder.max_tokens {self.encoder.max_tokens}: views could be longer than the encoder has positions. Lower the first or raise the second."
+            message = (
+                f"views.max_tokens is {views.max_tokens}, but the encoder has {self.encoder.max_tokens} positions. "
+                "Lower it or raise encoder.max_tokens."
             )
+            raise ConfigError(message)
         if self.objective == "ntp":
             whole = (views.n_global, views.n_local, tuple(views.global_span), views.masked) == (1, 0, (1.0, 1.0), 0.0)
             if not whole:
-                raise ConfigError(
-                    "Next-token prediction reads one whole caption, but `views` cuts spans, masks, or makes several. Use the arm `next-token`, which sets views.n_global = 1, n_local = 0, global_span = [1.0, 1.0] and masked = 0.0."
+                message = (
+                    "Next-token prediction reads one whole caption, but `views` makes several views, cuts spans or "
+                    "masks. Use the arm `next-token`: views.n_global = 1, n_local = 0, global_span = [1.0, 1.0], "
+                    "masked = 0.0."
                 )
+                raise ConfigError(message)
         elif views.n_views < 2:
-            raise ConfigError(
-                "LeJEPA pulls the views of a sample together, but `views` makes one. Set views.n_global or views.n_local."
-            )
+            raise ConfigError("LeJEPA needs at least 2 views of a sample. Raise views.n_global or views.n_local.")
 
     @property
     def seed(self) -> int:
@@ -151,14 +152,15 @@ class Recipe:
 
 
 def built_in() -> list[str]:
-    """Names of the recipes in this package."""
-    return sorted(name.removesuffix(".toml") for name in _recipe_names())
+    """Names of the built-in recipes."""
+    folder = importlib.resources.files("trainer") / "recipes"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
 
 def load(name: str, *, arm: str | None = None, sets: Sequence[str] = ()) -> Recipe:
-    """A built-in recipe by name, or a TOML file, with an arm and `a.b=v` on top.
+    """A built-in recipe by name, or a TOML file, changed by an arm and then by `a.b=v`.
 
-    arm: None takes the one that `sets` ask for (objective ntp: next-token; good_fraction 0: bad), else the file's own.
+    arm: None takes the arm that `sets` imply (objective ntp: next-token; good_fraction 0: bad), else that of the file.
     Raises UsageError for an unknown recipe or arm, ConfigError for wrong keys and values.
     """
     file = _find(name)
@@ -167,26 +169,26 @@ def load(name: str, *, arm: str | None = None, sets: Sequence[str] = ()) -> Reci
     if chosen not in plain.arms and (arm is not None or chosen != plain.arm):
         known = ", ".join(sorted(plain.arms)) or "none"
         raise UsageError(
-            f"Recipe {plain.name!r} has no arm {chosen!r}; its arms are: {known}. Add a table [arms.{chosen}] to it."
+            f"Recipe {plain.name!r} has no arm {chosen!r}, only {known}. Add a table [arms.{chosen}] to it."
         )
     changes = [f"{key}={_toml(value)}" for key, value in plain.arms.get(chosen, {}).items()]
     return configuration.load(Recipe, file=file, sets=[*changes, f"arm={chosen}", *sets])
 
 
 def to_config(recipe: Recipe) -> dict[str, Any]:
-    """The resolved config as plain values, for records; the table of arms, which has been applied, is left out."""
+    """The resolved config as plain values, for records; without the table of arms, which was applied."""
     plain = configuration.to_dict(recipe)
     del plain["arms"]
     return plain
 
 
 def from_config(config: Mapping[str, Any], sets: Sequence[str] = ()) -> Recipe:
-    """The recipe that `to_config` wrote, with further `a.b=v` on top."""
+    """The recipe that `to_config` wrote, changed by `a.b=v`."""
     return configuration.load(Recipe, sets=[*(f"{key}={_toml(value)}" for key, value in _leaves(config)), *sets])
 
 
 def digest(recipe: Recipe) -> str:
-    """16 hex digits over all that decides what is learned; `run`, `forecast` and the name are not in it."""
+    """16 hex digits over all that decides what is learned: not `run`, `forecast` and the names."""
     config = to_config(recipe)
     for name in ("run", "forecast", "name", "arm"):
         del config[name]
@@ -201,7 +203,7 @@ def _arm_of(sets: Sequence[str]) -> str | None:
     try:
         return None if fraction is None else "bad" if float(fraction or 0) == 0 else "good"
     except ValueError:
-        return None  # no number: the config says so, with the name of the key
+        return None  # not a number: loading the config raises, with the name of the key
 
 
 def _leaves(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -213,13 +215,8 @@ def _leaves(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
 
 
 def _toml(value: Override) -> str:
-    # JSON of these types is TOML, but for a float that JSON would write as an integer, which keeps its point here.
+    # For these types JSON is valid TOML: orjson writes 1.0 with its point.
     return orjson.dumps(value).decode()
-
-
-def _recipe_names() -> list[str]:
-    folder = importlib.resources.files("trainer") / "recipes"
-    return [entry.name for entry in folder.iterdir() if entry.name.endswith(".toml")]
 
 
 def _find(name: str) -> str:
@@ -235,7 +232,7 @@ def _find(name: str) -> str:
 
 
 def with_tokenizer(recipe: Recipe, *, vocab_size: int, pad_token_id: int) -> Recipe:
-    """The recipe with what the tokenizer and the objective decide of the encoder filled in."""
+    """The recipe with the encoder settings that follow from the tokenizer and the objective."""
     is_ntp = recipe.objective == "ntp"
     encoder = dataclasses.replace(
         recipe.encoder,

@@ -1,11 +1,10 @@
-"""What every step consumed, gathered on each rank and made global in one collective a flush.
+"""Ledger rows of a training: what each step consumed on all ranks, summed in one collective for many steps.
 
-Owns: the rolling hashes, the totals, the rows of the ledger. Does not own: where rows are kept (`trainer.run.records`).
-Invariant: every rank holds the same totals and hashes after a flush, whatever the number of ranks was; the digest of a
-step is computed from what a rank was really given, not from the plan.
+Invariant: every rank holds the same totals and hashes after a flush, for any number of ranks. The digest of a step is
+computed from the batch that a rank received, not from the plan.
 
-One collective a step would cost a GPU a synchronisation each time, so steps wait here and are summed together.
-Legend: b samples of this rank at one step, K steps since the last flush.
+A collective at each step would make a GPU wait each time, so steps are kept here and summed together.
+Legend: b samples of this rank at one step, K steps since the last flush, V views of a sample.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from trainer.run.checkpoint import State
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """What all ranks together have consumed after `step` steps; the hashes are those of the ledger."""
+    """What all ranks have consumed after `step` steps, with the hashes of the ledger."""
 
     step: int = 0
     samples: int = 0
@@ -34,17 +33,20 @@ class Totals:
 
     @classmethod
     def of(cls, state: State | None) -> Totals:
-        """Those of a checkpoint; of a start for None."""
+        """The totals of a checkpoint; zeros for None, a start."""
         if state is None:
             return cls()
-        scenes_hash, views_hash = int(state.scenes_hash, 16), int(state.views_hash, 16)
         return cls(
-            step=state.step, samples=state.samples, tokens=state.tokens, scenes_hash=scenes_hash, views_hash=views_hash
+            step=state.step,
+            samples=state.samples,
+            tokens=state.tokens,
+            scenes_hash=int(state.scenes_hash, 16),
+            views_hash=int(state.views_hash, 16),
         )
 
 
 class Recorder:
-    """Rows of the ledger in the making. device: where collectives of the process group take their tensors."""
+    """Collects rows of the ledger. device: where the collectives of the process group take tensors from."""
 
     def __init__(self, totals: Totals, device: torch.device) -> None:
         self.totals = totals
@@ -55,20 +57,20 @@ class Recorder:
         self._losses: list[torch.Tensor] = []
 
     def add(self, epoch: int, digests: tuple[int, int], tokens: int, samples: int, loss: torch.Tensor) -> None:
-        """One more step of this rank: digests of its scenes and views, captions' tokens read, its loss (0-dim)."""
+        """Add a step of this rank: digests of its scenes and views, caption tokens read, samples, loss (0-dim)."""
         self._epochs.append(epoch)
-        # Sums of 64-bit integers wrap around in collectives as they do here.
+        # Collectives know no uint64: the digests travel as int64, whose sums wrap around to the same bits.
         self._counts.append([_signed(digests[0]), _signed(digests[1]), samples, tokens])
         self._losses.append(loss.detach())
 
     def flush(self) -> pa.Table:
-        """Rows of `runs.LEDGER` for the steps since the last flush. Every rank must call it at the same step."""
+        """Rows of `records.LEDGER` since the last flush. A collective: every rank calls it at the same step."""
         self.gather()
         rows, self._ready = self._ready, []
         return pa.Table.from_pylist(rows, schema=records.LEDGER)
 
     def gather(self) -> None:
-        """Bring `totals` up to date without handing rows out. Every rank must call it at the same step."""
+        """Bring `totals` up to date and keep the rows. A collective: every rank calls it at the same step."""
         if not self._epochs:
             return
         counts = torch.tensor(self._counts, dtype=torch.int64, device=self._device)
@@ -88,23 +90,14 @@ class Recorder:
             scenes_hash=records.roll(before.scenes_hash, scenes),
             views_hash=records.roll(before.views_hash, views),
         )
-        after = self.totals
-        hashes = {"scenes_hash": after.scenes_hash, "views_hash": after.views_hash}
-        return {
-            "step": before.step,
-            "epoch": epoch,
-            **hashes,
-            "samples": after.samples,
-            "tokens": after.tokens,
-            "loss": loss,
-        }
+        return {**vars(self.totals), "step": before.step, "epoch": epoch, "loss": loss}
 
 
 def digests_of(scenes: NDArray[np.uint64], rows: NDArray[np.uint64], first: int, batch_global: int) -> tuple[int, int]:
     """Digests of the scenes and of the views of one rank's part of a global batch.
 
-    scenes (b,): hashes of the scene keys. rows (V * b,): `runs.row_hashes` of the views, view by view. first: place of
-    the rank's first sample in the global batch.
+    scenes (b,): hashes of the scene keys. rows (V * b,): `records.row_hashes` of the views, view by view. first:
+    position of the rank's first sample in the global batch.
     """
     b = len(scenes)
     places = np.arange(first, first + b)

@@ -1,8 +1,7 @@
-"""What rank 0 tells the world while it trains: metrics, ledger parts, status, heartbeat, trackers, catalog rows.
+"""Reports of rank 0 during a training: metrics, ledger, status, heartbeat, trackers, catalog rows.
 
-Owns: where each number goes and how often. Does not own: the numbers. Other ranks have none.
-Invariant: the files of the run are the truth; the catalog follows them at most every `run.catalog_every_s`, and one that is
-busy or away is tried again later, because a training of days must not end for a lock.
+Invariant: the files of the run are the truth. The catalog follows them at most every `run.catalog_every_s`; when it is
+locked or away, the next report tries again, because a training of days must not end for a lock.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from catalog.rows.runs import METRICS, append_metrics
 from infra.errors import GoodviewsError
 from infra.home import Home
 from trainer.run import records
-from trainer.run.heartbeat import Heartbeat, HeartbeatWriter
+from trainer.run.heartbeat import HeartbeatWriter
 from trainer.run.recorder import Totals
 from trainer.run.records import RunRecord, RunStatus
 from trainer.run.trackers import open_trackers
@@ -30,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Reports of one run from `step` on. ranks: processes of this training."""
+    """Reports of one run from `step` on. ranks: processes of this training; heartbeat: takes the live line."""
 
     def __init__(self, home: Home, url: str, record: RunRecord, *, ranks: int, step: int) -> None:
         self._home, self._url, self._record, self._ranks = home, url, record, ranks
@@ -38,25 +37,21 @@ class Reporter:
         for kind in ("ledger", "metrics"):
             records.drop_parts(url, kind, from_step=step)
         self._rows: list[dict[str, Any]] = []
-        self._unlisted: list[pa.Table] = []
-        self._listed_s = time.monotonic()
-        self._heartbeat = HeartbeatWriter(url)
+        self._uncatalogued: list[pa.Table] = []
+        self._catalogued_s = time.monotonic()
+        self.heartbeat = HeartbeatWriter(url)
         excluded = self._run["exclude_trackers"]
         self._trackers = open_trackers(url, record.run_id, record.config, step=step, exclude=excluded)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers as they were after `step` steps."""
+        """Take metrics measured after `step` steps."""
         at = datetime.datetime.now(datetime.UTC)
         self._rows += [{"step": step, "name": n, "value": float(v), "recorded_at": at} for n, v in values.items()]
         for tracker in self._trackers:
             tracker.log(step, values)
 
-    def heartbeat(self, heartbeat: Heartbeat) -> None:
-        """The live line."""
-        self._heartbeat.write(heartbeat)
-
     def record(self, ledger: pa.Table, totals: Totals) -> None:
-        """Publish the steps of `ledger` and the metrics since the last call, then the status."""
+        """Publish the rows of `ledger` and the metrics since the last call, then the status."""
         if ledger.num_rows == 0:
             return
         first = int(ledger.column("step")[0].as_py())
@@ -65,19 +60,8 @@ class Reporter:
         records.write_part(self._url, "ledger", ledger, first_step=first)
         if metrics.num_rows:
             records.write_part(self._url, "metrics", metrics, first_step=first)
-            self._unlisted.append(metrics)
-        status = self._status(totals)
-        records.write_status(self._url, status)
-        if time.monotonic() - self._listed_s >= self._run["catalog_every_s"]:
-            self._list(status)
-
-    def close(self) -> None:
-        """Flush the trackers. The command writes the last rows of the catalog, once all ranks have returned."""
-        for tracker in self._trackers:
-            tracker.close()
-
-    def _status(self, totals: Totals) -> RunStatus:
-        return RunStatus(
+            self._uncatalogued.append(metrics)
+        status = RunStatus(
             status="running",
             ranks=self._ranks,
             steps=totals.step,
@@ -85,14 +69,24 @@ class Reporter:
             tokens=totals.tokens,
             updated_at=time.time(),
         )
+        records.write_status(self._url, status)
+        if self._uncatalogued and time.monotonic() - self._catalogued_s >= self._run["catalog_every_s"]:
+            self._update_catalog(status)
 
-    def _list(self, status: RunStatus) -> None:
-        self._listed_s = time.monotonic()
-        if not self._unlisted:
-            return
+    def close(self) -> None:
+        """Close the trackers. The command writes the last rows of the catalog when all ranks have returned."""
+        for tracker in self._trackers:
+            tracker.close()
+
+    def _update_catalog(self, status: RunStatus) -> None:
+        self._catalogued_s = time.monotonic()
         row = records.catalog_row(self._url, self._record, status)
         try:
-            append_metrics(self._home, row, pa.concat_tables(self._unlisted), timeout_s=CATALOG_TIMEOUT_S)
-            self._unlisted = []
+            append_metrics(self._home, row, pa.concat_tables(self._uncatalogued), timeout_s=CATALOG_TIMEOUT_S)
+            self._uncatalogued = []
         except GoodviewsError as error:
-            _log.warning("The catalog does not follow run %s for now: %s", self._record.run_id, error)
+            _log.warning(
+                "The catalog could not be updated for run %s; the next report tries again: %s",
+                self._record.run_id,
+                error,
+            )

@@ -1,8 +1,8 @@
-"""Where metrics are shown besides the catalog: TensorBoard always, Weights & Biases and MLflow when they are installed.
+"""Further places for metrics: TensorBoard always, Weights & Biases and MLflow when they are installed.
 
-Owns: opening, feeding and closing them, on rank 0. Does not own: the metrics (see `trainer.run.records`), which never depend on it.
-Invariant: nothing here asks, waits for or needs a network unless its user set it up: W&B is offline without WANDB_MODE or
-WANDB_API_KEY, MLflow writes below the run without MLFLOW_TRACKING_URI.
+Invariant: no tracker asks, waits for or needs a network unless its user set it up. W&B is offline without WANDB_MODE or
+WANDB_API_KEY; MLflow writes into the folder of the run without MLFLOW_TRACKING_URI. A tracker that does not start is
+left out.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ NAMES: Final = ("tensorboard", "wandb", "mlflow")
 
 
 class Tracker(Protocol):
-    """Takes metrics by name at a step."""
+    """A place that metrics are sent to."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show metrics of a step."""
+        """Send the metrics of a step."""
 
     def close(self) -> None:
-        """Flush."""
+        """Send what is buffered."""
 
 
 def open_trackers(
     url: str, run_id: str, config: Mapping[str, Any], *, step: int, exclude: Sequence[str] = ()
 ) -> list[Tracker]:
-    """All trackers that are installed and not excluded. step: where the run goes on; later points of theirs are void.
+    """All installed trackers but the excluded ones. step: where the run goes on; TensorBoard drops later points.
 
-    Raises ConfigError for an unknown name among `exclude`.
+    Raises ConfigError for an unknown name in `exclude`.
     """
     unknown = sorted(set(exclude) - set(NAMES))
     if unknown:
@@ -52,7 +52,7 @@ def open_trackers(
         if name not in exclude and importlib.util.find_spec(name) is not None:
             try:
                 found.append(openers[name](url, run_id, config, step))
-            except Exception as error:  # noqa: BLE001  (whatever a foreign tracker raises at its start)
+            except Exception as error:  # noqa: BLE001  (a tracker may raise anything)
                 _log.warning("%s did not start and is left out: %s", name, error)
     return found
 

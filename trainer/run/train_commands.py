@@ -1,8 +1,4 @@
-"""Train a text encoder: good views, bad views, next tokens or caption pairs.
-
-Owns: the command line of `goodviews train`. Does not own: the training (`trainer.run.job`), the numbers of `--plan`
-(`trainer.run.forecast`).
-"""
+"""Train a text encoder: good views, bad views, next tokens or caption pairs."""
 
 from __future__ import annotations
 
@@ -54,19 +50,14 @@ def train(
     sets += _roles(roles) + _fraction(views) + (set_ or [])
     where = resolve(home, catalog)
     if resume is not None:
-        given = [
-            name for name, value in {"--recipe": recipe, "--arm": arm, "--run-id": run_id}.items() if value is not None
-        ]
+        own = {"--recipe": recipe, "--arm": arm, "--run-id": run_id}
+        given = [name for name, value in own.items() if value is not None]
         if given:
-            raise UsageError(
-                f"{given[0]} cannot be combined with --resume: run {resume} goes on with its own. Leave it out."
-            )
+            raise UsageError(f"{given[0]} cannot be combined with --resume: run {resume} has its own. Leave it out.")
         if plan:
             raise UsageError("--plan and --resume exclude each other. `goodviews runs show` tells how far a run is.")
     elif recipe is None:
-        raise UsageError(
-            "Name a recipe with --recipe, such as `--recipe tiny-cpu`, or a run to go on with: --resume RUN."
-        )
+        raise UsageError("Name a recipe, such as `--recipe tiny-cpu`, or a run to go on with: `--resume RUN`.")
 
     from trainer.run import recipe as recipes
     from trainer.run.launch import Cluster
@@ -96,7 +87,7 @@ def _roles(text: str | None) -> list[str]:
 
 
 def _fraction(text: str | None) -> list[str]:
-    """`--views` as the good fraction. Raises UsageError for anything but good, bad or a share."""
+    """`--views` as a setting of the recipe. Raises UsageError for anything but good, bad or a share."""
     from infra.errors import UsageError
 
     if text is None:
@@ -107,9 +98,7 @@ def _fraction(text: str | None) -> list[str]:
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        raise UsageError(
-            f"--views is {text!r}; it is `good`, `bad`, or the share of samples with good views, from 0 to 1."
-        )
+        raise UsageError(f"--views is {text!r}; use `good`, `bad`, or the share of good samples, from 0 to 1.")
     return [f"plan.good_fraction={share}"]
 
 
@@ -150,22 +139,26 @@ def _print_forecast(found: Forecast, *, as_json: bool) -> None:
     f, v = found.facts, found.views
     left_out = f", {f.scenes_left_out:,} left out" if f.scenes_left_out else ""
     repeats = "unknown from manifests" if f.repeats is None else f"{f.repeats:,}"
-    if found.sigreg_weight is None:
-        sigreg = "none (next-token prediction)"
-    else:
-        sigreg = f"w {found.sigreg_weight:g} (lambda {found.sigreg_lambda:g} x {found.views_per_sample} views x {found.batch_per_rank} a rank)"
-    where = f"{found.device} at {found.peak_tflops:g} TFLOP/s and {found.mfu:.0%} of it"
+    sigreg = "none (next-token prediction)"
+    if found.sigreg_weight is not None:
+        scale = f"{found.views_per_sample} views x {found.batch_per_rank} a rank"
+        sigreg = f"w {found.sigreg_weight:g} (lambda {found.sigreg_lambda:g} x {scale})"
+    scenes = f"{f.scenes:,} scenes in {f.shards:,} shards{left_out}"
+    epochs = f"{f.steps_per_epoch:,} an epoch, {f.epochs:.4g} epochs"
+    views = f"{found.tokens_trained:,} of views ({v.source}, {v.tokens:.1f} a sample)"
+    hours = f"{found.device_hours:,.2f} device hours, {duration(3600 * found.wall_hours)} on {found.ranks}"
+    device = f"{found.device} at {found.peak_tflops:g} TFLOP/s and {found.mfu:.0%} of it"
     rows = {
         "recipe": f"{found.recipe}, arm {found.arm}, {found.objective}",
-        "data": f"{f.dataset}@{f.version} {f.split}: {f.scenes:,} scenes in {f.shards:,} shards{left_out}, plan {f.digest}",
-        "steps": f"{f.steps:,} ({f.steps_per_epoch:,} an epoch, {f.epochs:.4g} epochs), batch {f.batch_global:,} over {found.ranks} ranks, {f.lanes} lanes",
+        "data": f"{f.dataset}@{f.version} {f.split}: {scenes}, plan {f.digest}",
+        "steps": f"{f.steps:,} ({epochs}), batch {f.batch_global:,} over {found.ranks} ranks, {f.lanes} lanes",
         "samples": f"{f.samples:,}, dropped {f.drops_per_epoch:,} an epoch, bad captions repeated {repeats}",
-        "tokens": f"{f.tokens:,} of captions (from {f.tokens_from}); {found.tokens_trained:,} of views ({v.source}, {v.tokens:.1f} a sample)",
+        "tokens": f"{f.tokens:,} of captions (from {f.tokens_from}); {views}",
         "padding": f"{v.padding_share:.1%} of positions in attention, none elsewhere ({v.source})",
         "model": f"{found.parameters:,} parameters, {found.parameters_trained:,} with projector, {found.precision}",
         "memory": f"about {found.memory_bytes / 2**30:.2f} GiB a rank (estimated)",
         "SIGReg": sigreg,
-        "cost": f"{found.flops:.3g} operations: {found.device_hours:,.2f} device hours, {duration(3600 * found.wall_hours)} on {found.ranks} ({where})",
+        "cost": f"{found.flops:.3g} operations: {hours} ({device})",
     }
     if found.tokenizer_problem is not None:
         rows["tokenizer"] = found.tokenizer_problem

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
 
 from infra.errors import GoodviewsError
+from trainer.run import recipe
 from trainer.run.alarms import AlarmConfig, SpeedAlarm, collapse, measure, refuse_not_finite
 
 CONFIG = AlarmConfig()
@@ -50,8 +52,11 @@ def test_vectors_that_are_not_finite_are_a_collapse_too() -> None:
 
 @pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (1.0, math.inf)])
 def test_a_number_that_is_not_finite_ends_the_run(loss: float, norm: float) -> None:
-    with pytest.raises(GoodviewsError, match="Step 7"):
+    with pytest.raises(GoodviewsError, match="Step 7") as caught:
         refuse_not_finite(loss, norm, 7)
+    config = recipe.to_config(recipe.load("tiny-cpu"))
+    for section, key in re.findall(r"\b([a-z]+)\.([a-z_]+)", str(caught.value)):
+        assert key in config[section]
     refuse_not_finite(1.0, 1.0, 7)
 
 

@@ -125,7 +125,7 @@ def test_what_is_not_there_is_named(arguments: dict[str, str], match: str) -> No
         (["optimizer.lrr=1"], "Did you mean 'optimizer.lr'"),
         (["plan.good_fraction=half"], "plan.good_fraction"),
         (["objective=ntp", "arm=next-token", "views.n_global=2"], "next-token"),
-        (["views.n_local=0", "views.n_global=1"], "pulls the views of a sample together"),
+        (["views.n_local=0", "views.n_global=1"], "needs at least 2 views of a sample"),
         (["views.max_tokens=65"], "longer than the encoder has positions"),
         (["run.keep_checkpoints=0"], "run.keep_checkpoints is 0"),
         (["plan.samples=100"], "exactly one"),

@@ -11,6 +11,7 @@ import typer
 from infra.output import print_json
 
 if TYPE_CHECKING:
+    from infra.config import Settings
     from pipelines.ingest.job import IngestOutcome
     from pipelines.ingest.request import IngestConfig, Request
 
@@ -44,14 +45,16 @@ def ingest(
     num_cpus: Annotated[int | None, typer.Option(help="CPUs of the Ray started here; 0: no Ray.")] = None,
 ) -> None:
     """Turn caption sets into scenes, view tars and a committed dataset version."""
-    flags = {
+    from infra.config import to_sets
+
+    flags: Settings = {
         "scenes_per_shard": scenes_per_shard,
         "views": views,
         "limit": limit,
         "max_scenes_per_caption": max_scenes_per_caption,
         "exclude.sets": exclude,
     }
-    sets = [*(set_ or []), *(f"{k}={_toml(v)}" for k, v in flags.items() if v is not None)]
+    sets = [*(set_ or []), *to_sets(flags)]
     recognised = None
     if source is None:
         recognised = _recognise(input or [], limit, dry_run=dry_run)
@@ -97,13 +100,6 @@ def _recognise(paths: list[str], limit: int | None, *, dry_run: bool) -> dict[st
             "reads your files."
         )
     return recognise(paths, limit)
-
-
-def _toml(value: int | str | list[str]) -> str:
-    import json
-
-    # JSON and TOML write numbers, strings and lists of strings alike.
-    return json.dumps(value, ensure_ascii=False)
 
 
 def build_request(

@@ -286,17 +286,15 @@ def _record(
     rejects: Counter[str] = Counter()
     for shard in done:
         rejects.update(shard.rejects)
+    totals = {name: sum(getattr(d, name) for d in done) for name in ("scenes", "captions", "texts_read", "texts_kept")}
     return JobRecord(
         dataset=request.dataset,
         version=version,
         content=content,
         inputs=inputs,
         shards=[d.name for d in done],
-        scenes=sum(d.scenes for d in done),
-        captions=sum(d.captions for d in done),
-        texts_read=sum(d.texts_read for d in done),
-        texts_kept=sum(d.texts_kept for d in done),
         rejects=dict(sorted(rejects.items())),
+        **totals,
     )
 
 

@@ -7,6 +7,7 @@ Invariant: every text is in exactly one of the two tables scenes (kept) and reje
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,20 +64,13 @@ def keep(scenes: Scenes) -> Kept:
 
 def scenes_table(scenes: Scenes, kept: Kept, origin: Origin) -> pa.Table:
     """Rows of `schema.SCENES`, sorted by scene_key."""
-    n = len(kept.rows)
-    first = pa.array(kept.first_record)
-    columns = [
-        _constant(origin.dataset, n),
-        _constant(origin.version, n),
-        kept.keys,
-        _constant(origin.split, n),
-        _captions(scenes, kept),
-        _images(scenes, kept),
-        column(scenes.records, "source_id").take(first),
-        _plain(column(scenes.records, "source_uri").take(first)),
-        column(scenes.records, "source_row").take(first),
-    ]
-    return pa.Table.from_arrays(columns, schema=schema.SCENES)
+    columns = {
+        "scene_key": kept.keys,
+        "captions": _captions(scenes, kept),
+        "images": _images(scenes, kept),
+        **_addresses(scenes, kept.first_record),
+    }
+    return _table(schema.SCENES, origin, columns)
 
 
 def _captions(scenes: Scenes, kept: Kept) -> pa.Array:
@@ -144,27 +138,19 @@ def image_rows(scenes: Scenes, kept: Kept) -> tuple[Ints, pa.LargeStringArray, p
 def rejects_table(scenes: Scenes, origin: Origin) -> pa.Table:
     """Rows of `schema.REJECTS`, in canonical order of their texts."""
     rows = np.flatnonzero(~is_none(scenes.reason))
-    taken, n = pa.array(rows), len(rows)
-    records = pa.array(scenes.text_record[rows])
-    scene = scenes.text_scene[rows]
+    taken, scene = pa.array(rows), scenes.text_scene[rows]
     raw = column(scenes.texts, "text").take(taken).to_pylist()
     texts, bad_bytes = zip(*map(_readable, raw), strict=True) if raw else ((), ())
-    columns = [
-        _constant(origin.dataset, n),
-        _constant(origin.version, n),
-        pa.repeat(pa.scalar(origin.shard, pa.int64()), n),
-        _constant(origin.split, n),
-        pa.array(scenes.reason[rows].tolist(), pa.large_string()),
-        pa.array([scenes.detail.get(row) for row in rows.tolist()], pa.large_string()),
-        scenes.keys.take(pa.array(np.where(scene < 0, 0, scene), mask=scene < 0)),
-        _plain(column(scenes.texts, "field").take(taken)),
-        pa.array(texts, pa.large_string()),
-        pa.array(bad_bytes, pa.large_binary()),
-        column(scenes.records, "source_id").take(records),
-        _plain(column(scenes.records, "source_uri").take(records)),
-        column(scenes.records, "source_row").take(records),
-    ]
-    return pa.Table.from_arrays(columns, schema=schema.REJECTS)
+    columns = {
+        "reason": pa.array(scenes.reason[rows].tolist(), pa.large_string()),
+        "detail": pa.array([scenes.detail.get(row) for row in rows.tolist()], pa.large_string()),
+        "scene_key": scenes.keys.take(pa.array(np.where(scene < 0, 0, scene), mask=scene < 0)),
+        "field": _plain(column(scenes.texts, "field").take(taken)),
+        "text": pa.array(texts, pa.large_string()),
+        "raw": pa.array(bad_bytes, pa.large_binary()),
+        **_addresses(scenes, scenes.text_record[rows]),
+    }
+    return _table(schema.REJECTS, origin, columns)
 
 
 def _readable(value: bytes | None) -> tuple[str | None, bytes | None]:
@@ -181,15 +167,8 @@ def states_table(scenes: Scenes, kept: Kept, origin: Origin) -> pa.Table:
     """Rows of `schema.STATES` for the kept scenes whose source knows their state."""
     state = column(scenes.records, "state").take(pa.array(kept.first_record))
     known = state.is_valid()
-    n = pc.sum(known).as_py() or 0
-    columns = [
-        _constant(origin.dataset, n),
-        _constant(origin.version, n),
-        kept.keys.filter(known),
-        _constant(origin.split, n),
-        state.filter(known),
-    ]
-    return pa.Table.from_arrays(columns, schema=schema.STATES)
+    columns = {"scene_key": kept.keys.filter(known), "state": state.filter(known)}
+    return _table(schema.STATES, origin, columns)
 
 
 # --- canonical digest ---------------------------------------------------------------------------------------------
@@ -234,8 +213,19 @@ def _digest(sha: hashlib._Hash, path: str, array: pa.Array) -> None:
 # --- columns ------------------------------------------------------------------------------------------------------
 
 
-def _constant(value: str, n: int) -> pa.LargeStringArray:
-    return pa.repeat(pa.scalar(value, pa.large_string()), n)
+def _table(kind: pa.Schema, origin: Origin, columns: Mapping[str, pa.Array]) -> pa.Table:
+    """Columns in the order of the schema; those that are not given are equal in all rows and come from the origin."""
+    n = len(columns["scene_key"])
+    constant = {f.name: pa.scalar(getattr(origin, f.name), f.type) for f in kind if f.name not in columns}
+    arrays = [columns[name] if name in columns else pa.repeat(constant[name], n) for name in kind.names]
+    return pa.Table.from_arrays(arrays, schema=kind)
+
+
+def _addresses(scenes: Scenes, rows: Ints) -> dict[str, pa.Array]:
+    """Id and place in the input of these records."""
+    taken = pa.array(rows)
+    columns = {name: column(scenes.records, name).take(taken) for name in ("source_id", "source_uri", "source_row")}
+    return {**columns, "source_uri": _plain(columns["source_uri"])}
 
 
 def _plain(array: pa.Array) -> pa.LargeStringArray:

@@ -1,4 +1,4 @@
-"""Data that tests of the pipelines share: the real files, where they are, and Recap-DataComp files as they really look."""
+"""Shared data of the pipeline tests: real files where they exist, and Recap-DataComp files with their real quirks."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def recap_table(rows: Sequence[Row], kind: pa.DataType) -> pa.Table:
 
 @pytest.fixture
 def recap_files(tmp_path: Path) -> list[Path]:
-    """Two parts of one upload whose schemas differ: a column is absent, one is extra, the order and the types are others."""
+    """Two parts of one upload with different schemas: a column absent, one extra, another order, other types."""
     folder = tmp_path / "recap"
     folder.mkdir(parents=True, exist_ok=True)
     first, second = folder / "train-00000-of-02719.parquet", folder / "train-00001-of-02719.parquet"

@@ -425,7 +425,8 @@ def test_several_models_are_embedded_by_one_command(
 ) -> None:
     other = tmp_path / "other"
     shutil.copytree(model, other)
-    words = f"embed --model {model} --model {other} --dataset toy --split train --of captions --num-cpus 0 --home {home.url}"
+    words = f"embed --model {model} --model {other} --dataset toy --split train --of captions --num-cpus 0"
+    words += f" --home {home.url}"
     assert goodviews([*words.split(), "--json"]) == 0
     first, second = json.loads(capsys.readouterr().out)
     # The same weights under another name are the same set.

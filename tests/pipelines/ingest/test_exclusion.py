@@ -1,4 +1,4 @@
-"""`pipelines.ingest.exclusion`, `catalog.overlap.exclusion`: scenes that an evaluation set holds are left out, those alone, and by name."""
+"""Scenes that an evaluation set also holds are left out, no others, and their rejects name the set."""
 
 from __future__ import annotations
 

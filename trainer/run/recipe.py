@@ -129,8 +129,8 @@ class Recipe:
         views = self.views
         if views.max_tokens > self.encoder.max_tokens:
             message = (
-                f"views.max_tokens is {views.max_tokens}, but the encoder has {self.encoder.max_tokens} positions. "
-                "Lower it or raise encoder.max_tokens."
+                f"views.max_tokens is {views.max_tokens}, encoder.max_tokens {self.encoder.max_tokens}: views could be "
+                "longer than the encoder has positions. Lower the first or raise the second."
             )
             raise ConfigError(message)
         if self.objective == "ntp":

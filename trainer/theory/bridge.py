@@ -1,13 +1,11 @@
-"""From theorems to training: a small network trained with our LeJEPA on a finite world, beside the closed form.
+"""From theorems to training: a small network trained with LeJEPA on a finite world, beside the closed form.
 
-Owns: the two arms on one world, the network, what its outputs have in common with the closed form. Does not own: the loss
-(`objectives`, the one that real encoders are trained with), the closed form (`finite_world`).
-Invariant: what is trained sees pairs drawn from the law of observations and nothing else; it is judged on all observations by
-their exact probabilities, so that no error of measurement is added.
+Invariant: training sees pairs drawn from the law of observations and nothing else. The result is measured on all
+observations with their exact probabilities, which adds no sampling error.
 
-The theorems are about whitening. LeJEPA asks for more: that every direction is Gaussian, which no encoder of a few states can
-be. So the span that it learns leaves that of the closed form, the further the larger its weight. The same network with a
-whitening penalty in the place of SIGReg is the control: what it misses is the network's and the sampling's.
+The theorems assume whitening. LeJEPA also asks every direction to be Gaussian, which no encoder of a few states can be.
+So the span that it learns leaves that of the closed form, more so at a larger weight. The control is the same network
+with a whitening penalty instead of SIGReg: its error is that of network and sampling.
 
 Shapes: X observations, V two views, B pairs a step, K dimensions of an encoder, N rows.
 """
@@ -37,14 +35,14 @@ from trainer.theory.grid import GridConfig, grid_world
 Arm: TypeAlias = Literal["good", "bad"]
 ARMS: Final[tuple[Arm, ...]] = ("good", "bad")
 WEIGHTS_U: Final = np.array([0.4, 0.35, 0.25])
-"Of the nuisance: three states, so that a kept one has two directions."
+"Probabilities of the nuisance: with three states, a kept nuisance has two directions."
 MODALITIES: Final = 2
 WEIGHTS: Final = (1.0, 4.0, 16.0)
-"Of SIGReg; the recipes of real encoders have 20 and 41."
+"Weights of SIGReg; the recipes of real encoders have 20 and 41."
 CONTROL_WEIGHT: Final = 4.0
-"Of the whitening penalty; the span of its optimum is the closed form's whatever this is."
+"Weight of the whitening penalty; the span of its optimum is that of the closed form at any weight."
 SHARES: Final = 8
-"Eigenfunctions that a span is compared with, the strongest first."
+"Number of eigenfunctions that a span is compared with, the strongest first."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,19 +50,19 @@ class BridgeConfig:
     """Settings of the experiment. Raises ConfigError for values outside their range."""
 
     seed: int = 0
-    "Of the grid that the world is taken from."
+    "Seed of the grid that the world is taken from."
     seeds: int = 3
     "Trainings of each kind: 0, 1, ..."
     weights: tuple[float, ...] = WEIGHTS
-    "Of SIGReg, beside the whitening control."
+    "Weights of SIGReg; the whitening control is always trained too."
     steps: int = 1200
     batch: int = 1024
     "Pairs a step."
     dims: int = 4
     n_directions: int = 16
-    "Of SIGReg, a step."
+    "Directions of SIGReg at each step."
     learning_rate: float = 3e-2
-    "Highest; cosine to 0."
+    "At the first step; a cosine schedule takes it to 0."
     hidden: int = 64
 
     def __post_init__(self) -> None:
@@ -72,9 +70,7 @@ class BridgeConfig:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least 1. Change --{name}.")
         if self.dims < 3:
-            raise ConfigError(
-                f"dims is {self.dims}, but the bad arm gives two to the nuisance and must keep one. Use 3 or more."
-            )
+            raise ConfigError(f"dims is {self.dims}; it must be at least 3, as the nuisance takes 2 in the bad arm.")
         if not self.weights or not all(math.isfinite(weight) and weight > 0 for weight in self.weights):
             raise ConfigError(f"The weights are {self.weights}, but must be positive numbers. Change --weight.")
 
@@ -88,11 +84,11 @@ class BridgeConfig:
 class Trained:
     """One training in each modality, and how far they are from the closed form.
 
-    weight: of SIGReg, None for the control. angles: principal angles to the closed form, degrees, smallest first, mean of both
-    modalities. shares: how much of each of the strongest eigenfunctions is in the span (1 or 0 for the closed form), the mean
-    over equal values, so that no choice among them matters. excess: JEPA loss of the whitened encoder over the least there is.
-    lost: nuisance directions. error: alignment error of the two modalities, and exact_error that of their closed forms.
-    least_variance, most_variance: of a direction as trained; 1 under whitening.
+    weight: of SIGReg, None for the control. angles: principal angles to the closed form, degrees, ascending, mean of
+    both modalities. shares: how much of each of the strongest eigenfunctions is in the span (1 or 0 for the closed
+    form), a mean over equal values. excess: JEPA loss of the whitened encoder above the minimum. lost: nuisance directions.
+    error: alignment error of the two modalities; exact_error: that of their closed forms. least_variance,
+    most_variance: of a direction as trained; 1 under whitening.
     """
 
     arm: Arm
@@ -114,24 +110,24 @@ class Trained:
 
 
 def run_bridge(config: BridgeConfig) -> Iterator[Trained]:
-    """All trainings, a process a core, in the order of arms, kinds and seeds whatever ends first.
+    """All trainings in the order of arms, kinds and seeds, one process for each core.
 
     Raises InputError when an encoder has collapsed to fewer dimensions.
     """
     jobs = list(itertools.product(ARMS, (None, *config.weights), range(config.seeds)))
-    # Spawned: a fork of a process that has started threads may hang.
+    # Spawned, because a fork of a process with threads may hang.
     with ProcessPoolExecutor(min(len(jobs), os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
         yield from pool.map(_train_both, itertools.repeat(config), *zip(*jobs, strict=True))
 
 
 def _train_both(config: BridgeConfig, arm: Arm, weight: float | None, seed: int) -> Trained:
-    # One: the network is too small to share out.
+    # The network is too small for more threads.
     torch.set_num_threads(1)
     return train_both(config, arm, weight, seed)
 
 
 def train_both(config: BridgeConfig, arm: Arm, weight: float | None, seed: int) -> Trained:
-    """Train one encoder a modality, with randomness of its own, and compare."""
+    """Train one encoder in each modality, with its own seed, and compare them."""
     shown, exact, angles, shares, excess, variances = [], [], [], [], [], []
     for number, modality in enumerate(modalities(config, arm)):
         law = modality.pairs
@@ -159,7 +155,7 @@ def train_both(config: BridgeConfig, arm: Arm, weight: float | None, seed: int) 
 
 
 def _shares(law: PairLaw, white_XK: F64) -> F64:
-    """|projection of each eigenfunction on the span|^2, averaged over equal values, of the strongest ones."""
+    """|projection of each of the strongest eigenfunctions on the span|^2, averaged over equal values."""
     values, functions_XX = finite_world.spectrum(law)
     share_X = np.square(functions_XX.T @ (law.marginal_X[:, None] * white_XK)).sum(1)
     equal_XX = np.abs(values[:, None] - values) < 1e-9
@@ -168,9 +164,9 @@ def _shares(law: PairLaw, white_XK: F64) -> F64:
 
 
 def bridge_world(config: BridgeConfig) -> tuple[PairLaw, float]:
-    """The world, and the strength of its bad views: half-way between the two values that leave the nuisance two directions.
+    """The world, and the strength of its bad views: half-way between values k - 2 and k - 1, so the nuisance takes two.
 
-    Of the worlds of the grid the one whose two gaps are widest: next to a narrow one the closed form itself is nearly free.
+    The world is the one of the grid with the widest gaps: with a narrow gap, the closed form itself is hardly unique.
     """
     kept, dims = config.dims - 2, config.dims
 
@@ -190,12 +186,13 @@ def modalities(config: BridgeConfig, arm: Arm) -> list[Modality]:
 
 
 def train(law: PairLaw, config: BridgeConfig, weight: float | None, seed: int) -> F64:
-    """Outputs of a small network after training on pairs drawn from `law`, (X, K). weight: of SIGReg, None for whitening."""
+    """Outputs (X, K) of a small network trained on pairs drawn from `law`. weight: of SIGReg, None for whitening."""
     generator = torch.Generator().manual_seed(seed)
     net = _network(len(law.marginal_X), config, generator)
     optimizer = torch.optim.Adam(net.parameters(), lr=config.learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.steps)
     rng = np.random.default_rng(seed)
+    # Pairs are drawn by inverting the cumulative sum of the flattened law.
     flat = law.joint_XX.ravel().cumsum()
     sigreg = LejepaConfig(weight=weight or 0.0, n_directions=config.n_directions, direction_seed=seed)
     for step in range(config.steps):
@@ -215,8 +212,8 @@ def train(law: PairLaw, config: BridgeConfig, weight: float | None, seed: int) -
 def whitening_loss(z_VBK: Tensor) -> Tensor:
     """The control: LeJEPA's distance of views, and |E zz' - I|^2 + |E z|^2 from the two halves of a batch.
 
-    The product of two independent halves has no bias. The square over one batch would add the variance of its own estimate,
-    which is largest for functions that are large on rare states: with 1,024 rows it turns the span away by 30 degrees.
+    The product of two independent halves is unbiased. The square over one batch would add the variance of its estimate,
+    largest for functions that are large on rare states: with 1,024 rows it turns the span by 30 degrees.
     """
     distance = (z_VBK - z_VBK.mean(0)).square().mean()
     halves = [half.flatten(0, 1) for half in z_VBK.chunk(2, dim=1)]
@@ -229,7 +226,7 @@ def whitening_loss(z_VBK: Tensor) -> Tensor:
 
 
 def _network(observations: int, config: BridgeConfig, generator: torch.Generator) -> nn.Sequential:
-    """One hidden layer on the number of an observation: any function of it can be learned."""
+    """One hidden layer on the number of an observation, which can learn any function of it."""
     net = nn.Sequential(nn.Embedding(observations, config.hidden), nn.GELU(), nn.Linear(config.hidden, config.dims))
     with torch.no_grad():
         for parameter in net.parameters():
@@ -238,7 +235,7 @@ def _network(observations: int, config: BridgeConfig, generator: torch.Generator
 
 
 def points(found: Sequence[Trained]) -> dict[str, list[dict[str, float]]]:
-    """The trainings as series of numbers by name, a series a kind; `angle_1` is the smallest angle."""
+    """The trainings as series of numbers, one series for each kind; `angle_1` is the smallest angle."""
     series: dict[str, list[dict[str, float]]] = {}
     for one in found:
         numbers = {f"angle_{i}": angle for i, angle in enumerate(one.angles, start=1)}
@@ -249,9 +246,9 @@ def points(found: Sequence[Trained]) -> dict[str, list[dict[str, float]]]:
 
 
 def summary(config: BridgeConfig, found: Sequence[Trained]) -> dict[str, object]:
-    """The world, its values by arm, and the kinds in their order, each with what it was."""
+    """The world's values, those of each arm, and the kinds in order."""
     world, beta = bridge_world(config)
     values = {arm: modalities(config, arm)[0].pairs.values[:SHARES].tolist() for arm in ARMS}
-    # A list, whose order outlives JSON.
+    # A list, because the catalog sorts the keys of objects.
     kinds = [{"name": one.kind, "arm": one.arm, "weight": one.weight} for one in found if one.seed == 0]
     return {"alphas": world.values[:SHARES].tolist(), "beta": beta, "values": values, "kinds": kinds}

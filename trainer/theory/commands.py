@@ -1,8 +1,4 @@
-"""Check the theorems on finite worlds, and LeJEPA beside them.
-
-Owns: the command line of `goodviews theory`. Does not own: the checks (`trainer.theory.grid`, `trainer.theory.bridge`), their
-rows (`catalog.rows.theory`), their plots (`catalog.report.theory`).
-"""
+"""Check the theorems on finite worlds, and LeJEPA beside them."""
 
 from __future__ import annotations
 
@@ -41,7 +37,7 @@ def verify(
     home: _Home = None,
     catalog: _Catalog = None,
 ) -> None:
-    """Solve both arms on many worlds and record how exact each claim is (exit code 1: one fails)."""
+    """Solve both arms on many worlds and record the worst case of each claim (exit code 1: one fails)."""
     import dataclasses
 
     from threadpoolctl import threadpool_limits
@@ -53,41 +49,37 @@ def verify(
 
     config = grid.GridConfig(states=states, dims=dims, worlds=worlds, steps=steps, seed=seed, bandwidth=bandwidth)
     where = resolve(home, catalog)
-    # Threads cost more than they bring on matrices of a hundred rows, ten times as much beside other work.
+    # On matrices of a hundred rows, threads of BLAS cost more than they bring: ten times as much beside other work.
     with threadpool_limits(1, user_api="blas"):
         rows, mismatches = list(grid.run_grid(config)), list(grid.run_mismatches(config))
     outcome = grid.judge(config, rows, mismatches)
     result = dataclasses.asdict(outcome)
-    check = Check(
-        kind="grid",
-        seed=seed,
-        config=dataclasses.asdict(config),
-        result=result,
-        points=grid.points(rows, mismatches),
-    )
+    points = grid.points(rows, mismatches)
+    check = Check(kind="grid", seed=seed, config=dataclasses.asdict(config), result=result, points=points)
     theory_id = record_check(where, check)
     if json:
         print_json({"theory_id": theory_id, **result})
     else:
         _print_result(config, outcome)
     if failures := outcome.failures(config):
-        raise IntegrityError(
-            f"On these worlds it does not hold that {'; nor that '.join(failures)}. The rows are in the catalog as {theory_id}."
-        )
+        message = f"On these worlds it does not hold that {'; nor that '.join(failures)}."
+        raise IntegrityError(f"{message} The rows are in the catalog as {theory_id}.")
 
 
 @app.command()
 def bridge(
     seeds: Annotated[int, typer.Option(help="Trainings of each kind.")] = 3,
-    weight: Annotated[list[float] | None, typer.Option(help="Of SIGReg; several times [default: 1, 4, 16].")] = None,
-    steps: Annotated[int, typer.Option(help="Of a training.")] = 1200,
-    batch: Annotated[int, typer.Option(help="Pairs a step.")] = 1024,
-    seed: Annotated[int, typer.Option(help="Of the grid that the world is taken from.")] = 0,
+    weight: Annotated[
+        list[float] | None, typer.Option(help="Weight of SIGReg; repeat for more [default: 1, 4, 16].")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps of a training.")] = 1200,
+    batch: Annotated[int, typer.Option(help="Pairs in a step.")] = 1024,
+    seed: Annotated[int, typer.Option(help="Seed of the grid that the world is taken from.")] = 0,
     json: _Json = False,
     home: _Home = None,
     catalog: _Catalog = None,
 ) -> None:
-    """Train small networks with LeJEPA on one world and record how far from exact they are."""
+    """Train small networks with LeJEPA on one world and record how far they are from the closed form."""
     import dataclasses
 
     from catalog.rows.theory import Check, record_check
@@ -117,7 +109,9 @@ def _print_bridge(series: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    names = {"largest angle": "", "excess loss": "excess", "nuisance": "lost", "error": "error", "exact error": "exact_error"}  # fmt: skip
+    # Columns of the table and the numbers in them; the largest angle has the number of dimensions in its name.
+    names = {"largest angle": "", "excess loss": "excess", "nuisance": "lost", "error": "error"}
+    names["exact error"] = "exact_error"
     table = Table(box=None, pad_edge=False)
     for name in ("kind", *names):
         table.add_column(name, overflow="fold")
@@ -134,7 +128,7 @@ def plot(
     home: _Home = None,
     catalog: _Catalog = None,
 ) -> None:
-    """Draw the newest checks as PNG and SVG, as in the report."""
+    """Draw the newest checks as PNG and SVG, like the report."""
     from catalog.lake import lake
     from catalog.report.canvas import Figure
     from catalog.report.theory import theory

@@ -1,17 +1,16 @@
-"""Finite worlds and the encoders that a whitening JEPA must learn on them, solved exactly.
+"""Finite worlds, and the encoders that a whitening JEPA learns on them, solved exactly.
 
-Owns: laws of positive pairs, renderings of a world with nuisance of their own, the closed-form encoder, how far two encoders
-are from one rotation. Does not own: what is claimed of them (`theorems`), the grid over many worlds (`theory_grid`),
-training (`finite_bridge`).
-Invariant: float64 and eigenvectors only, nothing is fitted; the constant direction is taken out before values are sorted.
+Invariant: float64 and eigenvectors only; nothing is fitted. The constant function is removed before values are sorted.
 
-A law of pairs P has marginal p and kernel K = D^-1/2 P D^-1/2, D = diag(p), with values 1 = alpha_0 >= alpha_1 >= ... and
-eigenfunctions D^-1/2 v_i. Pairs of one scene (z, z' | s independent, from q(. | s)) make it positive semidefinite.
-An observation is x = g(z, u), u a nuisance that is independent of z and of other modalities; its pairs have the law P x R.
-Good views draw the nuisance anew (R = w w'), bad views keep it with probability beta (R = beta diag(w) + (1 - beta) w w').
+A law of pairs P has marginal p and kernel K = D^-1/2 P D^-1/2, D = diag(p), with values 1 = alpha_0 >= alpha_1 >= ...
+and eigenfunctions D^-1/2 v_i. Pairs of one scene (z, z' | s independent, from q(. | s)) make it positive semidefinite.
+An observation is x = g(z, u), with a nuisance u that is independent of z and of other modalities; the law of its pairs
+is P x R. Good views draw the nuisance anew (R = w w'). Bad views keep it with probability beta
+(R = beta diag(w) + (1 - beta) w w').
 
 Shapes: Z states, U nuisance states, X = Z U observations, S scenes, K dimensions of an encoder.
-Source: the derivation in docs/theory.md, after Balestriero and LeCun (arXiv 2610.39302) and HaoChen et al. (arXiv 2106.04156).
+Source: the derivation in docs/theory.md, after Balestriero and LeCun (arXiv 2610.39302) and HaoChen et al. (arXiv
+2106.04156).
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ F64: TypeAlias = NDArray[np.float64]
 I64: TypeAlias = NDArray[np.int64]
 
 ROUNDING: Final = 1e-12
-"Below this a sum, an asymmetry or a negative eigenvalue is rounding."
+"Largest sum, asymmetry or negative eigenvalue that counts as rounding."
 
 
 @dataclass(frozen=True, eq=False)
 class PairLaw:
-    """Probabilities of positive pairs on a finite set: joint_XX[x, x'], symmetric, summing to 1, each x of some probability.
+    """Probabilities of positive pairs, joint_XX[x, x']: symmetric, of sum 1, no x of probability 0.
 
-    Raises InputError for anything else. It need not be positive semidefinite: see `is_positive`.
+    Raises InputError for anything else. It may be not positive semidefinite: see `is_positive`.
     """
 
     joint_XX: F64
@@ -45,19 +44,18 @@ class PairLaw:
     def __post_init__(self) -> None:
         joint = self.joint_XX
         if joint.ndim != 2 or joint.shape[0] != joint.shape[1] or not len(joint) or not np.isfinite(joint).all():
-            raise InputError(
-                f"A law of pairs has shape {joint.shape}, but must be a square of finite numbers. Give P(x, x') for all pairs."
-            )
+            message = f"A law of pairs has shape {joint.shape}, but must be a square of finite numbers P(x, x')."
+            raise InputError(message)
         if joint.min() < 0 or abs(joint.sum() - 1) > ROUNDING * len(joint) or abs(joint - joint.T).max() > ROUNDING:
+            asymmetry = abs(joint - joint.T).max()
             message = (
-                f"A law of pairs has least entry {joint.min():.3g}, sum {joint.sum():.15g} and asymmetry {abs(joint - joint.T).max():.3g}, "
-                "but must be nonnegative, of sum 1 and symmetric: the two views of a pair are exchangeable. Divide by the sum and average it with its transpose."
+                f"A law of pairs has least entry {joint.min():.3g}, sum {joint.sum():.15g} and asymmetry "
+                f"{asymmetry:.3g}, but must be nonnegative, of sum 1 and symmetric. Divide it by its sum and average "
+                "it with its transpose."
             )
             raise InputError(message)
         if joint.sum(1).min() <= 0:
-            raise InputError(
-                f"State {int(joint.sum(1).argmin())} of a law of pairs never occurs, so an encoder is free on it. Leave it out."
-            )
+            raise InputError(f"State {int(joint.sum(1).argmin())} of a law of pairs never occurs. Leave it out.")
 
     @functools.cached_property
     def marginal_X(self) -> F64:
@@ -74,30 +72,29 @@ class PairLaw:
 
     @functools.cached_property
     def values(self) -> F64:
-        """Eigenvalues without that of the constant, largest first, (X - 1,)."""
+        """Eigenvalues without that of the constant, descending, (X - 1,)."""
         return spectrum(self)[0]
 
     @property
     def is_positive(self) -> bool:
-        """Whether the kernel is positive semidefinite, as that of pairs of one scene is."""
+        """Whether the kernel is positive semidefinite; for pairs of one scene it is."""
         return bool(self.values.min(initial=0.0) >= -ROUNDING)
 
 
 def pairs_of_scenes(weights_S: F64, states_SZ: F64) -> PairLaw:
-    """The law of two independent draws from one scene: sum_s weights[s] q_s q_s', with q_s = states[s], each of sum 1."""
+    """The law of two independent draws from one scene: sum_s weights[s] q_s q_s', q_s = states[s], of sum 1."""
     joint_ZZ = (states_SZ * weights_S[:, None]).T @ states_SZ
     return PairLaw((joint_ZZ + joint_ZZ.T) / 2)
 
 
 def random_world(rng: np.random.Generator, *, states: int, scenes: int, bandwidth: float) -> PairLaw:
-    """A world of states and scenes at random places: q(z | s) falls with the squared distance of their places.
+    """A world of states and scenes at random points of the cube [-1, 1]^3.
 
-    Places are uniform in the cube [-1, 1]^3, q(z | s) ~ exp(-|z - s|^2 / (2 bandwidth^2)), scene weights Dirichlet(1).
-    The wider the scenes, the less two states of one scene have in common, and the smaller the values of the world.
+    q(z | s) ~ exp(-|z - s|^2 / (2 bandwidth^2)), scene weights Dirichlet(1). Wider scenes have smaller values.
     """
     places_Z3, places_S3 = rng.uniform(-1, 1, (states, 3)), rng.uniform(-1, 1, (scenes, 3))
     squared_SZ = np.square(places_S3[:, None] - places_Z3).sum(2)
-    # From the nearest state, so that no scene far from all of them underflows.
+    # Distances relative to the nearest state, so that a scene far from all states does not underflow to 0.
     states_SZ = np.exp((squared_SZ.min(1, keepdims=True) - squared_SZ) / (2 * bandwidth**2))
     return pairs_of_scenes(rng.dirichlet(np.ones(scenes)), states_SZ / states_SZ.sum(1, keepdims=True))
 
@@ -108,7 +105,7 @@ def fresh_nuisance(weights_U: F64) -> PairLaw:
 
 
 def kept_nuisance(weights_U: F64, beta: float) -> PairLaw:
-    """Bad views: with probability beta both views bear the same nuisance. Values: beta, (U - 1) times."""
+    """Bad views: with probability beta both views have the same nuisance. Values: beta, (U - 1) times."""
     return PairLaw(beta * np.diag(weights_U) + (1 - beta) * np.outer(weights_U, weights_U))
 
 
@@ -117,9 +114,9 @@ def kept_nuisance(weights_U: F64, beta: float) -> PairLaw:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Modality:
-    """How one kind of observation shows a world. image_ZU[z, u] = g(z, u), the number of the observation.
+    """A kind of observation of a world. image_ZU[z, u] = g(z, u), the number of the observation.
 
-    Raises InputError when two states give one observation: the theorems are about injective renderings.
+    Raises InputError when g is not injective, as the theorems assume.
     """
 
     world: PairLaw
@@ -131,8 +128,8 @@ class Modality:
         seen = np.sort(self.image_ZU, axis=None)
         if self.image_ZU.shape != wanted or not np.array_equal(seen, np.arange(seen.size)):
             message = (
-                f"A rendering of {wanted[0]} states with {wanted[1]} nuisance states shows {len(np.unique(seen))} observations, "
-                "but must show each pair as one of its own, numbered from 0: what looks the same cannot be told apart by any encoder."
+                f"A rendering of {wanted[0]} states with {wanted[1]} nuisance states shows {len(np.unique(seen))} "
+                "observations, but must give each pair its own number, from 0: encoders cannot separate equal ones."
             )
             raise InputError(message)
 
@@ -147,7 +144,7 @@ class Modality:
 
 
 def random_modality(rng: np.random.Generator, world: PairLaw, nuisance: PairLaw) -> Modality:
-    """A rendering that numbers its observations in an order of its own."""
+    """A rendering that numbers its observations at random."""
     sizes = (len(world.marginal_X), len(nuisance.marginal_X))
     return Modality(world=world, nuisance=nuisance, image_ZU=rng.permutation(sizes[0] * sizes[1]).reshape(sizes))
 
@@ -165,16 +162,16 @@ def push_forward(world: PairLaw, nuisance: PairLaw, image_ZU: I64) -> PairLaw:
 
 
 def spectrum(law: PairLaw) -> tuple[F64, F64]:
-    """Values (X - 1,), largest first, and eigenfunctions (X, X - 1), orthonormal under the marginal, without the constant.
+    """Values (X - 1,), descending, and eigenfunctions (X, X - 1), orthonormal under the marginal, without the constant.
 
-    The constant is deflated, not dropped from a sorted list: where other values are 1 too, the first of the list need not be it.
+    The constant is deflated. Dropping the first of a sorted list fails where other values are 1 too.
     """
     values, vectors = eigh(_deflated(law))
     return values[:0:-1], vectors[:, :0:-1] / np.sqrt(law.marginal_X)[:, None]
 
 
 def _deflated(law: PairLaw) -> F64:
-    """The kernel with the constant's value at -2: below every other, whatever they are."""
+    """The kernel with the constant's value moved from 1 to -2, below all others, which are in [-1, 1]."""
     root_X = np.sqrt(law.marginal_X)
     deflated: F64 = law.kernel_XX - 3 * np.outer(root_X, root_X)
     return deflated
@@ -184,14 +181,12 @@ def whitening_jepa(law: PairLaw, dims: int) -> F64:
     """The encoder of `dims` dimensions that minimises E|f(x) - f(x')|^2 under E f = 0 and Cov f = I, (X, K).
 
     It is the spectral embedding (Laplacian eigenmaps); unique up to a rotation when values[dims - 1] > values[dims].
-    Raises InputError when the law has not that many dimensions.
+    Raises InputError when the law has fewer dimensions.
     """
-    if not 1 <= dims < len(law.marginal_X):
-        raise InputError(
-            f"An encoder of {dims} dimensions was asked for, but {len(law.marginal_X)} states leave room for 1 to {len(law.marginal_X) - 1} without the constant."
-        )
-    # Only the vectors that are asked for: half of the time.
     last = len(law.marginal_X) - 1
+    if not 1 <= dims <= last:
+        raise InputError(f"An encoder on {last + 1} states has 1 to {last} dimensions beside the constant, not {dims}.")
+    # Computing the wanted vectors only takes half of the time.
     vectors_XK = eigh(_deflated(law), subset_by_index=(last - dims + 1, last))[1][:, ::-1]
     return np.asarray(vectors_XK / np.sqrt(law.marginal_X)[:, None])
 
@@ -209,15 +204,14 @@ def covariance(marginal_X: F64, f_XK: F64) -> F64:
 
 
 def whitened(marginal_X: F64, f_XK: F64) -> F64:
-    """`f` centred, and turned and stretched to covariance I, symmetrically.
-
-    Raises InputError when it has fewer dimensions than columns, since nothing can stretch what is not there.
-    """
+    """`f` centred and multiplied by Cov^-1/2, to covariance I. Raises InputError when Cov is singular."""
     values, vectors = np.linalg.eigh(covariance(marginal_X, f_XK))
     if values[0] <= ROUNDING * max(values[-1], 1e-300):
-        raise InputError(
-            f"An encoder uses fewer than its {len(values)} dimensions (variances {values[0]:.3g} to {values[-1]:.3g}): it has collapsed and has no whitened form."
+        message = (
+            f"An encoder uses fewer than its {len(values)} dimensions (variances {values[0]:.3g} to {values[-1]:.3g}): "
+            "it has collapsed and cannot be whitened."
         )
+        raise InputError(message)
     white: F64 = (f_XK - marginal_X @ f_XK) @ (vectors / np.sqrt(values)) @ vectors.T
     return white
 
@@ -227,7 +221,7 @@ def whitened(marginal_X: F64, f_XK: F64) -> F64:
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """A whitened encoder as the world sees it: mean_ZK = E[f | z], and square = E|f|^2, which is K."""
+    """A whitened encoder averaged over its nuisance: mean_ZK = E[f | z], and square = E|f|^2, which is K."""
 
     marginal_Z: F64
     mean_ZK: F64
@@ -235,7 +229,7 @@ class Shown:
 
     @property
     def lost(self) -> float:
-        """E|f|^2 - E|E[f | z]|^2: how many of the dimensions speak of the nuisance; no rotation changes it."""
+        """E|f|^2 - E|E[f | z]|^2: the number of dimensions that encode the nuisance; invariant under rotation."""
         return self.square - float(self.marginal_Z @ np.square(self.mean_ZK).sum(1))
 
 
@@ -254,7 +248,7 @@ def alignment_error(left: Shown, right: Shown) -> float:
 
 
 def principal_angles(marginal_X: F64, f_XK: F64, g_XK: F64) -> F64:
-    """Angles between the spans of two encoders of the same states, in degrees, smallest first, (K,)."""
+    """Angles between the spans of two encoders of the same states, in degrees, ascending, (K,)."""
     root_X1 = np.sqrt(marginal_X)[:, None]
     radians: F64 = subspace_angles(root_X1 * whitened(marginal_X, f_XK), root_X1 * whitened(marginal_X, g_XK))
     return np.degrees(radians[::-1])

@@ -1,11 +1,9 @@
-"""The theorems on many worlds: a grid of worlds and strengths of bad views, and worlds with other positives.
+"""The theorems on many worlds: a grid of worlds and strengths of bad views, and worlds with different positives.
 
-Owns: the grid, its rows, what they amount to. Does not own: encoders (`finite_world`), claims (`theorems`), how rows are kept
-(`catalog.rows.theory`).
-Invariant: every encoder is solved from the pairs of shuffled observations, never from the factors that the claim is about, and
-each row draws renderings and nuisances of its own.
+Invariant: every encoder is solved from the pairs of shuffled observations, never from the factors that a claim is
+about, and each row draws its own renderings and nuisances.
 
-Regimes of a row: `below` (beta_1 < alpha_k), `above`, `special` (beta = 1: the corruption keeps all of the nuisance).
+Regimes of a row: `below` (beta_1 < alpha_k), `above`, `special` (beta = 1: bad views keep the whole nuisance).
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from trainer.theory.finite_world import (
 )
 
 TOLERANCE: Final = 1e-12
-"Up to which an error is rounding."
+"Largest error that counts as rounding."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,40 +42,42 @@ class GridConfig:
     """Settings of the grid. Raises ConfigError for values outside their range."""
 
     states: int = 30
-    "Of a world."
+    "States of a world."
     dims: int = 4
-    "Of the encoders, k."
+    "Dimensions k of the encoders."
     worlds: int = 20
-    "Random worlds."
+    "Number of random worlds."
     steps: int = 40
-    "Strengths beta = 0, 1/steps, ... below 1; one row more is the special one at 1."
+    "Strengths beta = 0, 1/steps, ... below 1; beta = 1 is one more."
     seed: int = 0
-    "Root of all that is drawn."
+    "Root seed."
     bandwidth: float = 0.35
-    "Width of a scene among states in the cube [-1, 1]^3: the wider, the lower the threshold."
+    "Width of a scene in the cube [-1, 1]^3; wider scenes have a lower threshold."
     mismatches: int = 400
-    "Pairs of worlds with other positives."
+    "Pairs of worlds with different positives."
 
     def __post_init__(self) -> None:
         for name, least in (("dims", 1), ("worlds", 1), ("steps", 1), ("mismatches", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be at least {least}. Change --{name}.")
         if self.states < self.dims + 2:
-            raise ConfigError(
-                f"{self.states} states hold no gap below {self.dims} dimensions: the constant takes one, the gap another. Give at least {self.dims + 2} with --states."
+            message = (
+                f"{self.states} states are too few for {self.dims} dimensions, the constant and a gap. Give at least "
+                f"{self.dims + 2} with --states."
             )
+            raise ConfigError(message)
         if not (math.isfinite(self.bandwidth) and self.bandwidth > 0):
             raise ConfigError(f"bandwidth is {self.bandwidth}, but must be a positive number. Change --bandwidth.")
 
     @property
     def nuisances(self) -> int:
-        """States of the nuisance: as few as can fill every dimension."""
+        """States of the nuisance: the fewest that can fill every dimension."""
         return self.dims + 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridRow:
-    """One world at one strength. good_error: of good views; error, lost: of bad views, lost by the modality that loses more."""
+    """One world at one strength. error, lost: of bad views; lost: of the modality that loses more."""
 
     world: int
     regime: str
@@ -93,7 +93,7 @@ class GridRow:
 
 @dataclass(frozen=True, kw_only=True)
 class MismatchRow:
-    """Two worlds of one marginal that pair their states otherwise. Bounds are inf where no gap is left to claim them."""
+    """Two worlds of one marginal with different pairs. A bound is inf where its gap is not positive."""
 
     world: int
     share: float
@@ -103,7 +103,7 @@ class MismatchRow:
 
 
 def run_grid(config: GridConfig) -> Iterator[GridRow]:
-    """All rows, world by world; the last strength of a world is the special one."""
+    """All rows, world by world; the last row of a world is the special one."""
     for number in range(config.worlds):
         world = grid_world(config, number)
         rng = np.random.default_rng(seeds.derive(config.seed, "finite-world-views", number))
@@ -112,7 +112,7 @@ def run_grid(config: GridConfig) -> Iterator[GridRow]:
 
 
 def grid_world(config: GridConfig, number: int) -> PairLaw:
-    """The world of that number: as many scenes as states."""
+    """The world of that number, with as many scenes as states."""
     rng = np.random.default_rng(seeds.derive(config.seed, "finite-world", number))
     return random_world(rng, states=config.states, scenes=config.states, bandwidth=config.bandwidth)
 
@@ -143,7 +143,7 @@ def _encoded(modality: Modality, dims: int) -> Shown:
 
 
 def run_mismatches(config: GridConfig) -> Iterator[MismatchRow]:
-    """Worlds of the grid in turn, each with another of the same marginal, from nearly the same pairs to wholly other ones."""
+    """Worlds of the grid in turn, each beside one of the same marginal with a few to all pairs changed."""
     for number in range(config.mismatches):
         world = grid_world(config, number % config.worlds)
         rng = np.random.default_rng(seeds.derive(config.seed, "finite-world-mismatch", number))
@@ -165,12 +165,12 @@ def _plain(world: PairLaw, dims: int) -> Shown:
     return Shown(world.marginal_X, f_ZK, float(world.marginal_X @ np.square(f_ZK).sum(1)))
 
 
-# --- what the rows amount to --------------------------------------------------------------------------------------
+# --- results ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridResult:
-    """The claims, each with its worst case. None where no row is of that kind. Names are those that the command prints."""
+    """The worst case of each claim; None where no row is of that kind. The command prints these names."""
 
     max_good_error: float
     rows_below: int
@@ -180,18 +180,18 @@ class GridResult:
     "max |error - 2r| above the threshold, r as counted."
     min_above_r: int | None
     above_r: dict[int, int]
-    "Rows above by r."
+    "Number of rows above by r."
     special_error: float
-    "The special row that is farthest from 2k."
+    "Of the special row that is farthest from 2k."
     special_r: int
-    "The least count of a special row."
+    "Lowest count of a special row."
     special_naive_r: int
     max_r_deviation: float
-    "max |r measured - r counted| of all rows."
+    "max |r measured - r counted| over all rows."
     min_bound_slack: float
     "min(error - lower bound) of Theorem 3 over all rows; negative by rounding only."
     mismatch_checks: int
-    "Pairs of worlds with a gap to claim a bound by both; those by one always have theirs."
+    "Pairs of worlds with a finite bound by both."
     mismatch_checks_one: int
     mismatch_violations: int
     mismatch_tightness_median: float | None
@@ -201,7 +201,7 @@ class GridResult:
     mismatch_tightness_one_max: float | None
 
     def failures(self, config: GridConfig) -> list[str]:
-        """What does not hold, in a few words each."""
+        """The claims that do not hold."""
         full = 2 * config.dims
         claims = {
             f"good views agree up to {TOLERANCE:g}": self.max_good_error <= TOLERANCE,
@@ -249,7 +249,7 @@ def judge(config: GridConfig, rows: Sequence[GridRow], mismatches: Sequence[Mism
 
 
 def points(rows: Sequence[GridRow], mismatches: Sequence[MismatchRow]) -> dict[str, list[dict[str, float]]]:
-    """The rows as series of numbers by name: one series a regime, and `mismatch`."""
+    """The rows as series of numbers: one series for each regime, and `mismatch`."""
     found: dict[str, list[dict[str, float]]] = {}
     for values in [*map(dataclasses.asdict, rows), *map(dataclasses.asdict, mismatches)]:
         found.setdefault(values.pop("regime", "mismatch"), []).append({k: float(v) for k, v in values.items()})

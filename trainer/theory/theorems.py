@@ -1,9 +1,6 @@
-"""What is claimed of encoders on finite worlds, as numbers that can be computed and so be checked.
+"""The claims about encoders on finite worlds, as numbers that can be computed and checked.
 
-Owns: the threshold and the count of lost directions, the lower bound, the bounds for other positives, the rotation from few
-pairs, the split of the softmax loss. Does not own: the encoders (`finite_world`), where the claims are checked (`theory_grid`
-and the tests, one named for each proposition).
-Invariant: a bound is computed from what the claim assumes and from nothing else, least of all from the error it bounds.
+Invariant: a bound is computed from the assumptions of its claim only, never from the error that it bounds.
 
 The names follow the paper (arXiv 2610.39302) as it is reported; the proofs are in docs/theory.md.
 """
@@ -22,7 +19,7 @@ from infra.errors import InputError
 from trainer.theory.finite_world import F64, I64, PairLaw
 
 ROUNDED_DIGITS: Final = 9
-"Values that agree in so many are equal where the order of a sorted list is at issue."
+"Values that agree in so many digits count as equal when they are sorted."
 
 
 # --- nuisance: Theorem 3, Proposition 3 ---------------------------------------------------------------------------
@@ -30,7 +27,7 @@ ROUNDED_DIGITS: Final = 9
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """alpha: the value of the last dimension that the world would fill; beta: the largest value of the nuisance."""
+    """alpha: value k of the world, for k dimensions; beta: largest value of the nuisance."""
 
     alpha: float
     beta: float
@@ -42,22 +39,24 @@ class Threshold:
 
 
 def threshold(world: PairLaw, nuisance: PairLaw, dims: int) -> Threshold:
-    """Proposition 3: beta_1 < alpha_k and no direction is lost, beta_1 > alpha_k and at least one is.
+    """Proposition 3: with beta_1 < alpha_k no direction is lost, with beta_1 > alpha_k at least one.
 
-    Raises InputError for a kernel that is not positive semidefinite: the product of two negative values may pass alpha_k.
+    Raises InputError for a kernel that is not positive semidefinite: a product of negative values may exceed alpha_k.
     """
     for name, law in (("world", world), ("nuisance", nuisance)):
         if not law.is_positive:
-            raise InputError(
-                f"The kernel of the {name} has the value {law.values[-1]:.3g}, so the threshold says nothing: products of negative values count too. Make pairs by two independent draws from one scene."
+            message = (
+                f"The kernel of the {name} has the value {law.values[-1]:.3g}, so the threshold says nothing: products "
+                "of negative values count too. Make pairs by two independent draws from one scene."
             )
+            raise InputError(message)
     return Threshold(alpha=float(world.values[dims - 1]), beta=float(nuisance.values[0]))
 
 
 def count_lost(world: PairLaw, nuisance: PairLaw, dims: int) -> int:
     """How many of the `dims` largest values of the product kernel, without the constant's, belong to the nuisance.
 
-    Values alpha_i beta_j: of the world (j = 0), of the nuisance (i = 0), mixed; encoders of the last two kinds have E[f | z] = 0.
+    The values are alpha_i beta_j: of the world (j = 0) or with nuisance (j > 0). The latter have E[f | z] = 0.
     """
     values, is_nuisance = _products(world, nuisance)
     order = np.argsort(-values[1:], kind="stable")[:dims]
@@ -65,9 +64,9 @@ def count_lost(world: PairLaw, nuisance: PairLaw, dims: int) -> int:
 
 
 def count_lost_naively(world: PairLaw, nuisance: PairLaw, dims: int) -> int:
-    """What `sort all values, drop the first as the constant` counts; wrong where another value is 1 too.
+    """The count when the first of all sorted values is dropped as the constant; wrong where another value is 1 too.
 
-    At beta = 1 it drops a direction of the nuisance and keeps the constant, which stands behind its equals in a sorted list.
+    At beta = 1 it drops a direction of the nuisance and keeps the constant, which may come after its equals.
     """
     values, is_nuisance = _products(world, nuisance)
     order = np.argsort(np.round(values, ROUNDED_DIGITS), kind="stable")[::-1]
@@ -83,9 +82,9 @@ def _products(world: PairLaw, nuisance: PairLaw) -> tuple[F64, NDArray[np.bool_]
 
 
 def least_error(dims: int, lost: float, lost_by_other: float) -> float:
-    """Theorem 3: encoders of which `lost` dimensions speak of nuisances of their own are at least this far from one rotation.
+    """Theorem 3: least alignment error of two whitened encoders, with so many dimensions that encode own nuisances.
 
-    2 k - 2 sqrt((k - r)(k - r')), by Cauchy and Schwarz on the nuclear norm; at least r + r'. For any whitened encoders.
+    2 k - 2 sqrt((k - r)(k - r')), by Cauchy and Schwarz on the nuclear norm; at least r + r'.
     """
     return 2 * dims - 2 * float(np.sqrt(max(0.0, dims - lost) * max(0.0, dims - lost_by_other)))
 
@@ -95,7 +94,7 @@ def least_error(dims: int, lost: float, lost_by_other: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class MismatchBounds:
-    """Upper bounds of the alignment error of two worlds; inf where a gap is not positive and nothing is claimed."""
+    """Upper bounds of the alignment error of two worlds; inf where a gap is not positive."""
 
     by_both: float
     "2 |dK|_F^2 / (alpha_k(K1) - alpha_k+1(K2))^2: Davis and Kahan's sine theorem, with 1 - cos <= sin^2."
@@ -104,15 +103,17 @@ class MismatchBounds:
 
 
 def mismatch_bounds(left: PairLaw, right: PairLaw, dims: int) -> MismatchBounds:
-    """Bounds of the alignment error of the closed-form encoders of two worlds with other positives.
+    """Bounds of the alignment error of the closed-form encoders of two worlds with different positives.
 
-    Raises InputError when the marginals differ: then a rotation is sought between functions on other weights.
+    Raises InputError when the marginals differ, since the bounds assume equal ones.
     """
     apart = float(abs(left.marginal_X - right.marginal_X).max())
     if apart > 1e-10:
-        raise InputError(
-            f"The marginals of two worlds differ by up to {apart:.3g}, but the bound for other positives needs equal ones. Change who is paired, not how often a state occurs."
+        message = (
+            f"The marginals of two worlds differ by up to {apart:.3g}, but the bound for other positives needs equal "
+            "ones. Change the pairs, not the frequency of a state."
         )
+        raise InputError(message)
     squared = float(np.square(left.kernel_XX - right.kernel_XX).sum())
     both = float(left.values[dims - 1] - right.values[dims])
     one = float(left.values[dims - 1] - left.values[dims])
@@ -122,10 +123,9 @@ def mismatch_bounds(left: PairLaw, right: PairLaw, dims: int) -> MismatchBounds:
 
 
 def mixed_pairing(law: PairLaw, scenes_ZS: F64, share: float) -> PairLaw:
-    """A world of the same marginal in which a share of the states' scenes are other ones.
+    """A world of the same marginal that mixes (1 - share) of the old pairs with `share` of pairs from other scenes.
 
-    scenes_ZS: P(s | z), rows of sum 1. P(z, z') = sum_s P(s) q(z | s) q(z' | s) with q by Bayes keeps the marginal of z exactly.
-    The mixture is (1 - share) of the old pairs and `share` of the new.
+    scenes_ZS: P(s | z), rows of sum 1. P(z, z') = sum_s P(s) q(z | s) q(z' | s), q by Bayes, keeps the marginal of z.
     """
     joint_ZS = law.marginal_X[:, None] * scenes_ZS
     other_ZZ = (joint_ZS / joint_ZS.sum(0)) @ joint_ZS.T
@@ -136,7 +136,7 @@ def mixed_pairing(law: PairLaw, scenes_ZS: F64, share: float) -> PairLaw:
 
 
 def well_placed(f_ZK: F64) -> I64:
-    """K states whose vectors span the space, far apart: the pivots of a QR decomposition."""
+    """K states whose vectors span the space and lie far apart: the pivots of a QR decomposition."""
     _, _, pivots = qr(f_ZK.T, mode="economic", pivoting=True)
     return np.sort(pivots[: f_ZK.shape[1]]).astype(np.int64)
 
@@ -144,7 +144,7 @@ def well_placed(f_ZK: F64) -> I64:
 def rotation_from_pairs(left_NK: F64, right_NK: F64) -> F64:
     """The rotation Q, (K, K), that minimises sum |left - right Q|^2 (orthogonal Procrustes).
 
-    With fewer than K independent pairs it is one of several that fit them all.
+    With fewer than K independent pairs, several rotations fit and this is one of them.
     """
     rotation_KK, _ = polar(right_NK.T @ left_NK)
     return np.asarray(rotation_KK, np.float64)
@@ -155,7 +155,7 @@ def rotation_from_pairs(left_NK: F64, right_NK: F64) -> F64:
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxSplit:
-    """The cross-entropy of each token as a pull towards its partner and a push from all."""
+    """The cross-entropy of each token: a pull towards its target and a push from all tokens."""
 
     pull_N: F64
     "-<h, e_y>"
@@ -166,8 +166,8 @@ class SoftmaxSplit:
 def softmax_split(h_NK: F64, e_VK: F64, y_N: I64) -> SoftmaxSplit:
     """Proposition 4: cross-entropy with a tied table and no bias = pull + log-partition.
 
-    The pull, -<h, e> = |h - e|^2 / 2 - |h|^2 / 2 - |e|^2 / 2, is a prediction term between a prefix and its continuation, two
-    views of one text. The log-partition is what keeps the encoder from collapsing.
+    The pull, -<h, e> = |h - e|^2 / 2 - |h|^2 / 2 - |e|^2 / 2, is a distance between a prefix and its continuation, two
+    views of one text. The log-partition prevents collapse.
     """
     logits_NV = h_NK @ e_VK.T
     pull_N = -np.take_along_axis(logits_NV, y_N[:, None], axis=1)[:, 0]

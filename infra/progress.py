@@ -97,7 +97,7 @@ class Progress:
         if not self._quiet:
             interval_s = self._interval_s
             if self._stream.isatty():
-                self._live = _open_live(self._stream)
+                self._live = open_live(self._stream)
                 interval_s = LIVE_INTERVAL_S
             self._thread = threading.Thread(target=self._show, args=(interval_s,), name="progress", daemon=True)
             self._thread.start()
@@ -152,7 +152,8 @@ class Progress:
         return facts
 
 
-def _open_live(stream: IO[str]) -> Live:
+def open_live(stream: IO[str]) -> Live:
+    """A line of rich on a terminal, started; whoever opens it stops it."""
     # 0.03 s, and only a terminal needs it.
     from rich.console import Console
     from rich.live import Live

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+from scipy.linalg import polar, qr
+from scipy.special import logsumexp
 
 from trainer.theory import finite_world
-from trainer.theory.finite_world import F64, Modality, PairLaw, Shown
+from trainer.theory.finite_world import F64, I64, Modality, PairLaw, Shown
 
 TINY = 1e-12
 "Of claims that are exact."
@@ -60,3 +64,45 @@ def aimed(rng: np.random.Generator, dims: int, size: float) -> tuple[PairLaw, Pa
     changed_ZZ = world.joint_XX + 0.99 * size * room * turn_ZZ
     # The marginals are kept but for rounding, which the total is freed of.
     return world, PairLaw(changed_ZZ / changed_ZZ.sum())
+
+
+# --- the rotation: Proposition 2 ----------------------------------------------------------------------------------
+
+
+def well_placed(f_ZK: F64) -> I64:
+    """K states whose vectors span the space and lie far apart: the pivots of a QR decomposition."""
+    _, _, pivots = qr(f_ZK.T, mode="economic", pivoting=True)
+    return np.sort(pivots[: f_ZK.shape[1]]).astype(np.int64)
+
+
+def rotation_from_pairs(left_NK: F64, right_NK: F64) -> F64:
+    """The rotation Q, (K, K), that minimises sum |left - right Q|^2 (orthogonal Procrustes).
+
+    With fewer than K independent pairs, several rotations fit and this is one of them.
+    """
+    rotation_KK, _ = polar(right_NK.T @ left_NK)
+    return np.asarray(rotation_KK, np.float64)
+
+
+# --- next tokens: Proposition 4 -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class SoftmaxSplit:
+    """The cross-entropy of each token: a pull towards its target and a push from all tokens."""
+
+    pull_N: F64
+    "-<h, e_y>"
+    log_partition_N: F64
+    "log sum_v exp <h, e_v>"
+
+
+def softmax_split(h_NK: F64, e_VK: F64, y_N: I64) -> SoftmaxSplit:
+    """Proposition 4: cross-entropy with a tied table and no bias = pull + log-partition.
+
+    The pull, -<h, e> = |h - e|^2 / 2 - |h|^2 / 2 - |e|^2 / 2, is a distance between a prefix and its continuation, two
+    views of one text. The log-partition prevents collapse.
+    """
+    logits_NV = h_NK @ e_VK.T
+    pull_N = -np.take_along_axis(logits_NV, y_N[:, None], axis=1)[:, 0]
+    return SoftmaxSplit(pull_N, logsumexp(logits_NV, axis=1))

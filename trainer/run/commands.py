@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.output import print_json
+from infra.output import print_facts, print_json, print_table
 
 if TYPE_CHECKING:
     from infra.home import Home
@@ -38,8 +38,11 @@ def list_(home: _Home = None, catalog: _Catalog = None, json: _Json = False) -> 
         rows.append(_summary(record, records.read_status(records.runs_url(where, run_id))))
     if json:
         print_json(rows)
+    elif rows:
+        cells = [[f"{v:,}" if isinstance(v, int) else str(v) for v in row.values()] for row in rows]
+        print_table(list(rows[0]), cells)
     else:
-        _print_table(rows)
+        print("There are no runs yet; `goodviews train` makes one.", file=sys.stderr)
 
 
 @app.command()
@@ -72,14 +75,8 @@ def show(
     if json:
         print_json(found)
         return
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(soft_wrap=True)
-    for name, value in found.items():
-        if name == "metrics":
-            value = ", ".join(f"{k} {v:.5g}" for k, v in value.items()) or "none yet"
-        console.print(Text.assemble((f"{name:<17}", "bold"), str(value)), highlight=False)
+    metrics = ", ".join(f"{name} {value:.5g}" for name, value in found["metrics"].items())
+    print_facts({**found, "metrics": metrics or "none yet"})
 
 
 @app.command()
@@ -139,18 +136,3 @@ def _summary(record: RunRecord, status: RunStatus | None) -> dict[str, Any]:
         "ranks": state.ranks,
         "started": started.isoformat(sep=" ", timespec="seconds"),
     }
-
-
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    if not rows:
-        print("There are no runs yet; `goodviews train` makes one.", file=sys.stderr)
-        return
-    table = Table(box=None, pad_edge=False)
-    for name in rows[0]:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()))
-    Console(soft_wrap=not sys.stdout.isatty()).print(table)

@@ -37,15 +37,10 @@ def evaluating(encoder: TextEncoder, *, is_bf16: bool) -> Iterator[None]:
         encoder.train()
 
 
-def first_rows(ragged: Ragged, rows: int) -> Ragged:
-    """The first `rows` sequences."""
-    return ragged.take(np.arange(rows))
-
-
-def pooled(encoder: TextEncoder, ragged: Ragged, *, is_bf16: bool) -> torch.Tensor:
-    """Pooled vectors (N, D) of the sequences."""
+def pooled(encoder: TextEncoder, ragged: Ragged, *, rows: int, is_bf16: bool) -> torch.Tensor:
+    """Pooled vectors (rows, D) of the first sequences."""
     with evaluating(encoder, is_bf16=is_bf16):
-        vectors: torch.Tensor = encoder.pooled(encoder.batch(ragged))
+        vectors: torch.Tensor = encoder.pooled(encoder.batch(ragged.take(np.arange(rows))))
     return vectors
 
 

@@ -113,14 +113,7 @@ class LiveLine:
 
     def __enter__(self) -> Self:
         if self._stream.isatty():
-            # 0.03 s, and only a terminal needs it.
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(
-                console=Console(file=self._stream), auto_refresh=False, transient=True, redirect_stdout=False
-            )
-            self._live.start()
+            self._live = progress.open_live(self._stream)
             self._interval_s = INTERVAL_S / 2
         self._thread.start()
         return self

@@ -61,17 +61,15 @@ class Cluster:
 
 def launch(job: Job, cluster: Cluster) -> None:
     """Train to the end of the run. Raises what ended it early, with the type that the rank raised."""
+    _clear_failures(job.url)
     if cluster.num_workers == 0:
         _check_gpu(cluster)
-        _clear_failures(job.url)
         _fit(job, cluster)
-        _raise_failure(job.url)
-        return
-    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", POLL_S)
-    with open_workers(address=cluster.address, num_cpus=cluster.num_cpus):
-        _clear_failures(job.url)
-        _check_resources(cluster)
-        _fit(job, cluster)
+    else:
+        os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", POLL_S)
+        with open_workers(address=cluster.address, num_cpus=cluster.num_cpus):
+            _check_resources(cluster)
+            _fit(job, cluster)
     _raise_failure(job.url)
 
 

@@ -299,8 +299,9 @@ class _Training:
 
     def _health(self, batch: StepBatch) -> tuple[dict[str, float], str | None]:
         """Health of the first views of this rank's samples, and an alarm. No collective: only rank 0 calls it."""
-        first_views = evaluation.first_rows(batch.views, len(batch.scene_hashes))
-        health = measure(evaluation.pooled(self.encoder, first_views, is_bf16=self.is_bf16))
+        # Rows are view by view, so the first b rows are the first views.
+        rows = len(batch.scene_hashes)
+        health = measure(evaluation.pooled(self.encoder, batch.views, rows=rows, is_bf16=self.is_bf16))
         alarm = collapse(health, self.recipe.alarms)
         if alarm is not None and self.recipe.alarms.stop_on_collapse:
             raise GoodviewsError(f"{alarm} alarms.stop_on_collapse ends the run here; its checkpoints are kept.")

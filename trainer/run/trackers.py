@@ -19,8 +19,6 @@ from infra.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
-NAMES: Final = ("tensorboard", "wandb", "mlflow")
-
 
 class Tracker(Protocol):
     """A place that metrics are sent to."""
@@ -39,19 +37,14 @@ def open_trackers(
 
     Raises ConfigError for an unknown name in `exclude`.
     """
-    unknown = sorted(set(exclude) - set(NAMES))
+    unknown = sorted(set(exclude) - set(_OPENERS))
     if unknown:
-        raise ConfigError(f"run.exclude_trackers names {unknown[0]!r}; known are {', '.join(NAMES)}.")
-    openers: dict[str, Callable[[str, str, Mapping[str, Any], int], Tracker]] = {
-        "tensorboard": _TensorBoard,
-        "wandb": _WeightsAndBiases,
-        "mlflow": _MLflow,
-    }
+        raise ConfigError(f"run.exclude_trackers names {unknown[0]!r}; known are {', '.join(_OPENERS)}.")
     found: list[Tracker] = []
-    for name in NAMES:
+    for name, opener in _OPENERS.items():
         if name not in exclude and importlib.util.find_spec(name) is not None:
             try:
-                found.append(openers[name](url, run_id, config, step))
+                found.append(opener(url, run_id, config, step))
             except Exception as error:  # noqa: BLE001  (a tracker may raise anything)
                 _log.warning("%s did not start and is left out: %s", name, error)
     return found
@@ -108,3 +101,10 @@ class _MLflow:
 
     def close(self) -> None:
         self._mlflow.end_run()
+
+
+_OPENERS: Final[Mapping[str, Callable[[str, str, Mapping[str, Any], int], Tracker]]] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _WeightsAndBiases,
+    "mlflow": _MLflow,
+}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.output import print_json
+from infra.output import print_facts, print_json
 
 if TYPE_CHECKING:
     from trainer.run.forecast import Forecast
@@ -102,15 +102,6 @@ def _fraction(text: str | None) -> list[str]:
     return [f"plan.good_fraction={share}"]
 
 
-def _print_rows(rows: dict[str, str]) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(soft_wrap=True)
-    for name, value in rows.items():
-        console.print(Text.assemble((f"{name:<9}", "bold"), value), highlight=False)
-
-
 def _print_finished(finished: Finished, *, as_json: bool) -> None:
     if as_json:
         print_json(finished)
@@ -119,7 +110,7 @@ def _print_finished(finished: Finished, *, as_json: bool) -> None:
 
     names = ("loss", "inv", "sigreg", "validation_loss", "effective_rank", "samples_per_s")
     numbers = {name: finished.metrics[name] for name in names if name in finished.metrics}
-    _print_rows(
+    print_facts(
         {
             "run": f"{finished.run_id}, {finished.status} in {duration(finished.seconds)}",
             "consumed": f"{finished.steps:,} steps, {finished.samples:,} samples, {finished.tokens:,} caption tokens",
@@ -162,4 +153,4 @@ def _print_forecast(found: Forecast, *, as_json: bool) -> None:
     }
     if found.tokenizer_problem is not None:
         rows["tokenizer"] = found.tokenizer_problem
-    _print_rows(rows)
+    print_facts(rows)

@@ -116,14 +116,10 @@ def run_bridge(config: BridgeConfig) -> Iterator[Trained]:
     """
     jobs = list(itertools.product(ARMS, (None, *config.weights), range(config.seeds)))
     # Spawned, because a fork of a process with threads may hang.
-    with ProcessPoolExecutor(min(len(jobs), os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
-        yield from pool.map(_train_both, itertools.repeat(config), *zip(*jobs, strict=True))
-
-
-def _train_both(config: BridgeConfig, arm: Arm, weight: float | None, seed: int) -> Trained:
-    # The network is too small for more threads.
-    torch.set_num_threads(1)
-    return train_both(config, arm, weight, seed)
+    workers, context = min(len(jobs), os.cpu_count() or 1), get_context("spawn")
+    # The network is too small for more than one thread.
+    with ProcessPoolExecutor(workers, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        yield from pool.map(train_both, itertools.repeat(config), *zip(*jobs, strict=True))
 
 
 def train_both(config: BridgeConfig, arm: Arm, weight: float | None, seed: int) -> Trained:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.output import print_json
+from infra.output import print_json, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -106,20 +106,15 @@ def bridge(
 def _print_bridge(series: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
     import statistics
 
-    from rich.console import Console
-    from rich.table import Table
-
     # Columns of the table and the numbers in them; the largest angle has the number of dimensions in its name.
     names = {"largest angle": "", "excess loss": "excess", "nuisance": "lost", "error": "error"}
     names["exact error"] = "exact_error"
-    table = Table(box=None, pad_edge=False)
-    for name in ("kind", *names):
-        table.add_column(name, overflow="fold")
+    rows = []
     for kind, members in series.items():
         largest = f"angle_{sum(name.startswith('angle_') for name in members[0])}"
         means = [statistics.fmean(point[name or largest] for point in members) for name in names.values()]
-        table.add_row(kind, *(f"{mean:.{1 if i == 0 else 3}f}" for i, mean in enumerate(means)))
-    Console(soft_wrap=True).print(table)
+        rows.append([kind, *(f"{mean:.{1 if i == 0 else 3}f}" for i, mean in enumerate(means))])
+    print_table(["kind", *names], rows)
 
 
 @app.command()
@@ -151,9 +146,6 @@ def plot(
 
 
 def _print_result(config: GridConfig, found: GridResult) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     full, total = 2 * config.dims, found.rows_below + found.rows_above + config.worlds
     lost = ", ".join(f"{r} in {n}" for r, n in found.above_r.items()) or "-"
     worst, median = found.mismatch_tightness_max, found.mismatch_tightness_median
@@ -163,18 +155,14 @@ def _print_result(config: GridConfig, found: GridResult) -> None:
         ("bad, above", found.rows_above, "error 2r", found.max_above_deviation, lost),
         ("bad, all kept", config.worlds, f"error {full}", abs(found.special_error - full), f"{found.special_r}"),
     ]
-    table = Table(box=None, pad_edge=False)
-    for name in ("regime", "rows", "claim", "worst deviation", "directions lost, r"):
-        table.add_column(name, overflow="fold")
-    for regime, rows, claim, deviation, r in lines:
-        table.add_row(regime, f"{rows:,}", claim, _short(deviation), r)
-    console = Console(soft_wrap=True)
-    console.print(table)
-    console.print(
+    print_table(
+        ["regime", "rows", "claim", "worst deviation", "directions lost, r"],
+        [(regime, f"{rows:,}", claim, _short(deviation), r) for regime, rows, claim, deviation, r in lines],
+    )
+    print(
         f"Sorting the values and dropping the first would count {found.special_naive_r} where all nuisance is kept.\n"
         f"Other positives: {found.mismatch_violations} of {found.mismatch_checks} errors beyond the bound; "
-        f"error / bound: median {_short(median)}, most {_short(worst)}.",
-        highlight=False,
+        f"error / bound: median {_short(median)}, most {_short(worst)}."
     )
 
 

@@ -12,11 +12,9 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import polar, qr
-from scipy.special import logsumexp
 
 from infra.errors import InputError
-from trainer.theory.finite_world import F64, I64, PairLaw
+from trainer.theory.finite_world import F64, PairLaw
 
 ROUNDED_DIGITS: Final = 9
 "Values that agree in so many digits count as equal when they are sorted."
@@ -130,45 +128,3 @@ def mixed_pairing(law: PairLaw, scenes_ZS: F64, share: float) -> PairLaw:
     joint_ZS = law.marginal_X[:, None] * scenes_ZS
     other_ZZ = (joint_ZS / joint_ZS.sum(0)) @ joint_ZS.T
     return PairLaw((1 - share) * law.joint_XX + share * (other_ZZ + other_ZZ.T) / 2)
-
-
-# --- the rotation: Proposition 2 ----------------------------------------------------------------------------------
-
-
-def well_placed(f_ZK: F64) -> I64:
-    """K states whose vectors span the space and lie far apart: the pivots of a QR decomposition."""
-    _, _, pivots = qr(f_ZK.T, mode="economic", pivoting=True)
-    return np.sort(pivots[: f_ZK.shape[1]]).astype(np.int64)
-
-
-def rotation_from_pairs(left_NK: F64, right_NK: F64) -> F64:
-    """The rotation Q, (K, K), that minimises sum |left - right Q|^2 (orthogonal Procrustes).
-
-    With fewer than K independent pairs, several rotations fit and this is one of them.
-    """
-    rotation_KK, _ = polar(right_NK.T @ left_NK)
-    return np.asarray(rotation_KK, np.float64)
-
-
-# --- next tokens: Proposition 4 -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class SoftmaxSplit:
-    """The cross-entropy of each token: a pull towards its target and a push from all tokens."""
-
-    pull_N: F64
-    "-<h, e_y>"
-    log_partition_N: F64
-    "log sum_v exp <h, e_v>"
-
-
-def softmax_split(h_NK: F64, e_VK: F64, y_N: I64) -> SoftmaxSplit:
-    """Proposition 4: cross-entropy with a tied table and no bias = pull + log-partition.
-
-    The pull, -<h, e> = |h - e|^2 / 2 - |h|^2 / 2 - |e|^2 / 2, is a distance between a prefix and its continuation, two
-    views of one text. The log-partition prevents collapse.
-    """
-    logits_NV = h_NK @ e_VK.T
-    pull_N = -np.take_along_axis(logits_NV, y_N[:, None], axis=1)[:, 0]
-    return SoftmaxSplit(pull_N, logsumexp(logits_NV, axis=1))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from tests.trainer import worlds
 from tests.trainer.worlds import TINY, aimed, by_itself, encoded, gap, random_nuisance, random_world, rotation
 from trainer.theory import finite_world, theorems
 
@@ -36,7 +37,7 @@ def test_theorem_1_good_views_of_one_world_agree_up_to_a_rotation(seed: int, dim
     truth_ZK = finite_world.whitening_jepa(world, dims)
     for modality in modalities:
         f_ZUK = modality.by_state(finite_world.whitening_jepa(modality.pairs, dims))
-        q_KK = theorems.rotation_from_pairs(f_ZUK[:, 0], truth_ZK)
+        q_KK = worlds.rotation_from_pairs(f_ZUK[:, 0], truth_ZK)
         assert np.abs(f_ZUK - (truth_ZK @ q_KK)[:, None]).max() <= 1e-12 / gap(world, dims) / world.marginal_X.min()
 
 
@@ -83,9 +84,9 @@ def test_proposition_2_k_well_placed_pairs_find_the_rotation(seed: int, dims: in
     rng = np.random.default_rng(seed)
     f_ZK = finite_world.whitening_jepa(random_world(rng), dims)
     q_KK = rotation(rng, dims)
-    pairs = theorems.well_placed(f_ZK)
+    pairs = worlds.well_placed(f_ZK)
     assert len(set(pairs.tolist())) == dims
-    found_KK = theorems.rotation_from_pairs(f_ZK[pairs] @ q_KK, f_ZK[pairs])
+    found_KK = worlds.rotation_from_pairs(f_ZK[pairs] @ q_KK, f_ZK[pairs])
     condition = np.linalg.cond(f_ZK[pairs])
     assert np.abs(found_KK - q_KK).max() <= 1e-14 * (1 + condition**2)
 
@@ -215,7 +216,7 @@ def test_proposition_4_cross_entropy_is_a_pull_and_a_log_partition(
 
     rng = np.random.default_rng(seed)
     h_NK, e_VK, y_N = size * rng.normal(size=(7, dims)), rng.normal(size=(words, dims)), rng.integers(0, words, 7)
-    split = theorems.softmax_split(h_NK, e_VK, y_N)
+    split = worlds.softmax_split(h_NK, e_VK, y_N)
     wanted = torch.nn.functional.cross_entropy(
         torch.from_numpy(h_NK) @ torch.from_numpy(e_VK).T, torch.from_numpy(y_N), reduction="none"
     )
@@ -241,6 +242,6 @@ def test_proposition_4_it_is_the_loss_of_our_next_token_encoder() -> None:
         loss, tokens = encoder.next_token_loss(batch)
         prefixes_NK = encoder.hidden(batch)[batch.followed_M].numpy()
     table_VK = encoder.bert.embeddings.word_embeddings.weight.detach().numpy()
-    split = theorems.softmax_split(prefixes_NK, table_VK, batch.ids_T[batch.followed_M + 1].numpy())
+    split = worlds.softmax_split(prefixes_NK, table_VK, batch.ids_T[batch.followed_M + 1].numpy())
     assert (tokens, len(split.pull_N)) == (6, 6)
     assert float((split.pull_N + split.log_partition_N).sum()) == pytest.approx(float(loss), abs=1e-10)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy.linalg import qr
 
 from infra.errors import InputError
+from tests.trainer import worlds
 from tests.trainer.worlds import TINY, by_itself, encoded, gap, random_world, waves
 from trainer.theory import finite_world, theorems
 from trainer.theory.finite_world import Modality, PairLaw, Shown
@@ -58,7 +59,7 @@ def test_proposition_2_fails_with_one_pair_fewer(seed: int, dims: int) -> None:
     rng = np.random.default_rng(seed)
     world = random_world(rng)
     f_ZK = finite_world.whitening_jepa(world, dims)
-    pairs = theorems.well_placed(f_ZK)[1:]
+    pairs = worlds.well_placed(f_ZK)[1:]
     free_K = qr(f_ZK[pairs].T, mode="full")[0][:, -1]
     mirror_KK = np.eye(dims) - 2 * np.outer(free_K, free_K)
     assert f_ZK[pairs] @ mirror_KK == pytest.approx(f_ZK[pairs], abs=1e-10)
@@ -119,7 +120,7 @@ def test_proposition_4_without_the_log_partition_nothing_keeps_the_scale() -> No
     rng = np.random.default_rng(8)
     h_NK, e_VK = rng.normal(size=(20, 3)), rng.normal(size=(6, 3))
     y_N = (h_NK @ e_VK.T).argmax(1)
-    splits = [theorems.softmax_split(size * h_NK, e_VK, y_N) for size in (1.0, 1e3, 1e6)]
+    splits = [worlds.softmax_split(size * h_NK, e_VK, y_N) for size in (1.0, 1e3, 1e6)]
     pulls = [float(split.pull_N.mean()) for split in splits]
     assert pulls[0] > 100 * pulls[0] > pulls[1] > pulls[2] and pulls[2] < -1e5
     assert all(float((split.pull_N + split.log_partition_N).min()) >= -1e-9 for split in splits)
@@ -130,5 +131,5 @@ def test_proposition_4_fails_with_a_bias() -> None:
     h_NK, e_VK, bias_V, y_N = rng.normal(size=(5, 3)), rng.normal(size=(4, 3)), rng.normal(size=4), np.arange(5) % 4
     logits_NV = h_NK @ e_VK.T + bias_V
     wanted_N = np.log(np.exp(logits_NV).sum(1)) - logits_NV[np.arange(5), y_N]
-    split = theorems.softmax_split(h_NK, e_VK, y_N)
+    split = worlds.softmax_split(h_NK, e_VK, y_N)
     assert np.abs(split.pull_N + split.log_partition_N - wanted_N).max() > 0.01

@@ -1,11 +1,12 @@
-"""The stream of a training as a torch dataset, for loops that are not ours.
+"""The stream of a training as a torch dataset, for other training loops.
 
-Invariant: the batches are those of `trainer.data.stream` under the same recipe, step by step and byte by byte, for any number
-of ranks and of worker processes of a DataLoader, and from whichever step a state was loaded.
+Invariant: the batches are those of `trainer.data.stream` under the same recipe, step by step and byte by byte, for any
+number of ranks and of worker processes of a DataLoader, and from whichever step a state was loaded.
 
-How worker processes share the work: worker w of W makes the steps start + w, start + w + W, ... of a pass, and a DataLoader
-asks its workers in turn, so the steps arrive in order and once. One pass is one epoch. Where the next pass begins is kept in
-shared memory, one number a worker, because a DataLoader starts new workers for each pass from the dataset of the main process.
+How worker processes share the work: worker w of W makes the steps start + w, start + w + W, ... of a pass. A DataLoader
+asks its workers in turn, so the steps arrive in order and once. One pass is one epoch. Shared memory keeps where the
+next pass begins, one number a worker, because a DataLoader starts new workers for each pass from the dataset of the main
+process.
 """
 
 from __future__ import annotations
@@ -56,17 +57,17 @@ class Batch(TypedDict):
 class Views(IterableDataset[Batch]):
     """Good and bad views of the captions of a dataset, batch by batch, as a torch `IterableDataset`.
 
-    Give it to a DataLoader with `batch_size=None`: it yields whole batches (`input_ids` and `attention_mask` of V b rows,
-    view-major, `is_good`, `places`, `step`, `epoch`). One pass is one epoch, and the next pass goes on with the next epoch.
-    Threads of this process work ahead, so worker processes are seldom worth their copies: 1.3 million views/s without, half
-    a million with two (20,000 toy scenes, 2 cores).
+    Give it to a DataLoader with `batch_size=None`: it yields whole batches (`input_ids` and `attention_mask` of V b
+    rows, view-major, `is_good`, `places`, `step`, `epoch`). One pass is one epoch; the next pass is the next epoch.
+    Threads of this process prepare batches ahead, so worker processes are seldom worth their copies: 1.3 million
+    views/s without, half a million with two (20,000 toy scenes, 2 cores).
 
-    home: folder or URL. dataset: `name` for the current version, or `name@version`. recipe: its views, batch and plan are
-    taken (flickr-33m: 2 global and 6 local views, batches of 256). arm: good, bad, next-token, caption-pair. good_fraction:
-    share of good samples. tokenizer: `corpus`, a folder, or a Hugging Face name. batch_global: samples of a step over all
-    ranks. settings: any other key of the recipe, such as {"views.max_tokens": 32, "plan.roles": ["human"]}.
-    rank, world: None asks torch.distributed when a pass begins. Each rank is given its own batches already, so on several
-    ranks override `get_train_dataloader` of Hugging Face's Trainer: accelerate would share them out once more.
+    home: folder or URL. dataset: `name` for the current version, or `name@version`. recipe: gives views, batch and plan
+    (flickr-33m: 2 global and 6 local views, batches of 256). arm: good, bad, next-token, caption-pair. good_fraction:
+    share of good samples. tokenizer: `corpus`, a folder, or a Hugging Face name. batch_global: samples of a step over
+    all ranks. settings: any other key of the recipe, such as {"views.max_tokens": 32, "plan.roles": ["human"]}.
+    rank, world: None asks torch.distributed when a pass begins. Each rank gets its own batches, so on several ranks
+    override `get_train_dataloader` of Hugging Face's Trainer: accelerate would divide them once more.
 
     `state_dict` and `load_state_dict` follow torchdata's StatefulDataLoader, which may be stopped and resumed anywhere.
     Under a plain DataLoader with worker processes, save `views.state_dict(batch["step"] + 1)`.
@@ -116,7 +117,7 @@ class Views(IterableDataset[Batch]):
         self._home = home if isinstance(home, Home) else resolve(home)
         self._materials: Materials = assemble(dataclasses.replace(chosen, plan=endless), self._home)
         self._place = None if rank is None or world is None else (rank, world)
-        # Step at which the next pass of each worker begins; the last number tells whether workers were used.
+        # Step at which the next pass of each worker begins; the last number is set when workers were used.
         self._shared = torch.zeros(MOST_WORKERS + 1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._made = 0
         self._workers = 1
@@ -150,8 +151,8 @@ class Views(IterableDataset[Batch]):
         worker, workers = _worker()
         if self._made and self._workers != workers:
             raise ConflictError(
-                f"This state is of one of {self._workers} worker processes, and there are {workers} now. Use that many, or"
-                " save `state_dict(step)`, which any number can go on from."
+                f"This state is of one of {self._workers} worker processes, and there are {workers} now. Use as "
+                "many, or save `state_dict(step)`, which any number of workers can resume from."
             )
         start, made, self._made, self._workers = int(self._shared[worker]), self._made, 0, workers
         stop = (start // len(self) + 1) * len(self)
@@ -196,7 +197,7 @@ class Views(IterableDataset[Batch]):
     # --- stopping and going on ---
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
-        """Where the stream stands. step: steps that were done; None: as counted in this process.
+        """State of the stream. step: steps that were done; None: as counted in this process.
 
         Raises UsageError in the main process when worker processes make the batches: it cannot know how far they are.
         """

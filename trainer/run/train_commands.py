@@ -55,7 +55,7 @@ def train(
         if given:
             raise UsageError(f"{given[0]} cannot be combined with --resume: run {resume} has its own. Leave it out.")
         if plan:
-            raise UsageError("--plan and --resume exclude each other. `goodviews runs show` tells how far a run is.")
+            raise UsageError("--plan and --resume exclude each other. `goodviews runs show` prints how far a run is.")
     elif recipe is None:
         raise UsageError("Name a recipe, such as `--recipe tiny-cpu`, or a run to go on with: `--resume RUN`.")
 

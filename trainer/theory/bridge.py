@@ -86,9 +86,9 @@ class Trained:
 
     weight: of SIGReg, None for the control. angles: principal angles to the closed form, degrees, ascending, mean of
     both modalities. shares: how much of each of the strongest eigenfunctions is in the span (1 or 0 for the closed
-    form), a mean over equal values. excess: JEPA loss of the whitened encoder above the minimum. lost: nuisance directions.
-    error: alignment error of the two modalities; exact_error: that of their closed forms. least_variance,
-    most_variance: of a direction as trained; 1 under whitening.
+    form), a mean over equal values. excess: JEPA loss of the whitened encoder above the minimum. lost: nuisance
+    directions. error: alignment error of the two modalities; exact_error: that of their closed forms.
+    least_variance, most_variance: of a direction as trained; 1 under whitening.
     """
 
     arm: Arm

@@ -218,14 +218,9 @@ class Workspace:
         return keys, np.asarray(embeddings.read_layer(self.home, record, layer), np.float32)
 
     def _current(self, dataset: str) -> str:
-        rows = self.sql("SELECT dataset, version FROM datasets WHERE is_current ORDER BY dataset").to_pylist()
-        versions = {str(row["dataset"]): str(row["version"]) for row in rows}
-        if dataset not in versions:
-            known = ", ".join(versions) or "none"
-            raise InputError(
-                f"There is no dataset {dataset!r} in the catalog. There are: {known}. Ingest it, or name one."
-            )
-        return versions[dataset]
+        from catalog.versions.current import current_version
+
+        return current_version(self.home, dataset)
 
     # --- the verbs ---
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from catalog.lake.lake import Lake
 from catalog.overlap.leakage import Part
+from catalog.versions.current import find_version, listed
 from infra.errors import InputError, UsageError
 
 GRAMMAR: Final = "DATASET[@VERSION][:SPLIT]"
@@ -32,30 +33,11 @@ def resolve(reader: Lake, text: str) -> Part:
     Raises UsageError for another grammar, InputError for a dataset, version or split that the catalog does not hold.
     """
     dataset, version, split = parse(text)
-    rows = reader.rows("SELECT version, is_current FROM main.datasets WHERE dataset = ? ORDER BY created_at", [dataset])
-    if not rows:
-        known = [str(row[0]) for row in reader.rows("SELECT DISTINCT dataset FROM main.datasets ORDER BY dataset")]
-        raise InputError(f"The catalog holds no dataset {dataset!r} ({text}). It holds {_listed(known)}.")
-    versions = [str(row[0]) for row in rows]
-    if version is None:
-        current = [str(row[0]) for row in rows if row[1]]
-        if not current:
-            message = (
-                f"No version of {dataset} is current. Name one of {_listed(versions)}, as `{dataset}@{versions[-1]}`."
-            )
-            raise InputError(message)
-        version = current[0]
-    elif version not in versions:
-        raise InputError(f"The catalog holds no version {version!r} of {dataset}. It holds {_listed(versions)}.")
+    version = find_version(reader, dataset, version).version
     query = "SELECT DISTINCT split FROM versions.shards WHERE dataset = ? AND version = ? AND scenes > 0 ORDER BY split"
     splits = [str(row[0]) for row in reader.rows(query, [dataset, version])]
     if not splits:
         raise InputError(f"{dataset}@{version} holds no scene, so nothing can be found in it.")
     if split is not None and split not in splits:
-        raise InputError(f"{dataset}@{version} has no split {split!r}. It has {_listed(splits)}.")
+        raise InputError(f"{dataset}@{version} has no split {split!r}. It has {listed(splits)}.")
     return Part(dataset=dataset, version=version, split=split)
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:12]) or "none"
-    return f"{shown} and {len(names) - 12} more" if len(names) > 12 else shown

@@ -19,6 +19,7 @@ from catalog.report.encoders import Encoder, Run, read_encoders, read_runs, reco
 from catalog.report.scores import Score, read_scores
 from catalog.rows.alignments import DIFFERENCE
 from catalog.rows.theory import Check, latest_checks
+from catalog.versions.current import current_versions
 
 CURVE_POINTS: Final = 400
 CURVES: Final = ("loss", "inv", "sigreg", "effective_rank", "validation_loss")
@@ -72,7 +73,7 @@ def read_contents(reader: Lake) -> Contents:
         return Contents(
             snapshot=snapshot,
             snapshot_time=time,
-            versions=dict(reader.rows("SELECT dataset, version FROM main.datasets WHERE is_current ORDER BY dataset")),
+            versions=current_versions(reader),
             parts=_parts(reader),
             runs=runs,
             encoders=encoders,

@@ -13,14 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
-import orjson
-
 from catalog import schema
 from catalog.lake import database, lake
 from catalog.lake.lake import Lake
 from catalog.manifest import JobRecord, Manifest, ShardFile
 from catalog.rows import embeddings
 from catalog.versions.commit import registered_files, shard_differences, version_urls
+from catalog.versions.current import read_pointer
 from catalog.versions.published import (
     Version,
     disagreements,
@@ -307,7 +306,7 @@ def _check_current(reader: Lake, home: Home, dataset: str) -> Iterator[Problem]:
     try:
         for _ in range(CURRENT_TRIES):
             current = [row["version"] for row in _dataset_rows(reader, dataset) if row["is_current"]]
-            pointer = read_current(home, dataset)
+            pointer = read_pointer(home, dataset)
             if current == [pointer]:
                 return
             # A commit writes the pointer just after the rows.
@@ -315,7 +314,10 @@ def _check_current(reader: Lake, home: Home, dataset: str) -> Iterator[Problem]:
     except IntegrityError as error:
         yield Problem(dataset=dataset, version="*", path=schema.CURRENT_PATH, detail=str(error))
         return
-    detail = f"the catalog shows version {', '.join(current) or 'none'}, {schema.CURRENT_PATH} says {pointer}. Rerun `goodviews ingest` for the one that should be current."
+    detail = (
+        f"the catalog shows version {', '.join(current) or 'none'}, {schema.CURRENT_PATH} says {pointer}. "
+        "Rerun `goodviews ingest` for the one that should be current."
+    )
     yield Problem(dataset=dataset, version="*", path=schema.CURRENT_PATH, detail=detail)
 
 
@@ -350,16 +352,3 @@ def _compare(
         if missing := wanted_files[kind] - registered[kind]:
             yield f"versions.{kind}", f"{len(missing)} files are not in the catalog, for example {min(missing)}."
     yield from (("versions.shards", detail) for detail in shard_differences(reader, version))
-
-
-def read_current(home: Home, dataset: str) -> str | None:
-    """The version that `current.json` names; None when there is no such file. Raises IntegrityError when it is broken."""
-    url = home.datasets(dataset, schema.CURRENT_PATH)
-    if not storage.exists(url):
-        return None
-    try:
-        return str(orjson.loads(storage.read_bytes(url))["version"])
-    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-        raise IntegrityError(
-            f'{url} is not `{{"version": ...}}`. Rerun `goodviews ingest` for the version that should be current; it writes the file anew.'
-        ) from error

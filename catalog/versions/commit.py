@@ -22,6 +22,7 @@ from catalog import layout, schema
 from catalog.lake import database, lake
 from catalog.lake.lake import Lake
 from catalog.manifest import Manifest
+from catalog.versions import current
 from catalog.versions.published import Version, read_version
 from infra import storage
 from infra.errors import ConflictError, IntegrityError, StorageError
@@ -61,14 +62,9 @@ def commit_version(home: Home, dataset: str, version: str, *, stats: JobStats | 
     found = read_version(home, dataset, version)
     with lake.writing(home) as writer:
         committed = commit_into(writer, home, found, stats=stats)
-        # Under the lock, so that the pointer on disk follows the order of commits. A kill before it is mended by a rerun.
-        publish_current(home, dataset, version)
+        # Under the lock, so that the pointer follows the order of commits. After a kill before this line a rerun writes it.
+        current.write_pointer(home, dataset, version)
     return committed
-
-
-def publish_current(home: Home, dataset: str, version: str) -> None:
-    """Write on disk which version of the dataset plain names show, for a rebuild and for readers without a catalog."""
-    storage.publish(home.datasets(dataset, schema.CURRENT_PATH), orjson.dumps({"version": version}) + b"\n")
 
 
 def commit_into(

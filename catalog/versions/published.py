@@ -60,6 +60,9 @@ def read_records(home: Home, dataset: str, version: str) -> Version:
     folder = home.datasets(dataset, version)
     job_url = storage.join(folder, schema.JOB_PATH)
     if not storage.exists(job_url):
+        if dataset not in (known := storage.list_names(home.datasets())):
+            message = f"There is no dataset {dataset!r} in {home.datasets()}. Known are {', '.join(known) or 'none'}."
+            raise InputError(message)
         message = f"{dataset}@{version} has no {schema.JOB_PATH} in {folder}: its ingest did not finish. Rerun `goodviews ingest`; finished shards are kept."
         raise InputError(message)
     job = JobRecord.from_json(storage.read_bytes(job_url), url=job_url)

@@ -21,8 +21,8 @@ from catalog import schema
 from catalog.lake import database, lake
 from catalog.lake.lock import commit_lock
 from catalog.rows import embeddings
-from catalog.versions.audit import read_current
-from catalog.versions.commit import JobStats, commit_into, publish_current
+from catalog.versions.commit import JobStats, commit_into
+from catalog.versions.current import current_versions, read_pointer, write_pointer
 from catalog.versions.published import read_version
 from infra import storage
 from infra.errors import ConflictError, GoodviewsError, InputError, IntegrityError, StorageError
@@ -89,17 +89,21 @@ def _fill(new: Home, home: Home, *, old: lake.Lake | None) -> Rebuilt:
     lost, carried = None, 0
     versions = list(_finished(home))
     try:
-        measured = _measured(old) if old else {}
+        measured, shown = (_measured(old), current_versions(old)) if old else ({}, {})
     except lake.DatabaseError as error:
-        old, measured, lost = None, {}, database.scrub(home, str(error))
+        old, measured, shown, lost = None, {}, {}, database.scrub(home, str(error))
+    by_dataset: dict[str, list[str]] = {}
+    for dataset, version in versions:
+        by_dataset.setdefault(dataset, []).append(version)
+    current = {name: _current(home, name, found, shown.get(name), notes) for name, found in by_dataset.items()}
     with lake.writing(new) as writer:
         for dataset, version in versions:
             stats, created_at = measured.get((dataset, version), (None, None))
-            current = _is_current(home, dataset, version, [v for d, v in versions if d == dataset], notes)
             found = read_version(home, dataset, version)
-            commit_into(writer, new, found, stats=stats, created_at=created_at, current=current)
-            if current:
-                publish_current(home, dataset, version)
+            is_current = version == current[dataset]
+            commit_into(writer, new, found, stats=stats, created_at=created_at, current=is_current)
+            if is_current:
+                write_pointer(home, dataset, version)
         try:
             carried = sum(_carry(writer, old, table) for table in CARRIED) if old else 0
         except lake.DatabaseError as error:
@@ -134,17 +138,18 @@ def _finished(home: Home) -> Iterator[tuple[str, str]]:
                     yield dataset, version
 
 
-def _is_current(home: Home, dataset: str, version: str, siblings: list[str], notes: list[str]) -> bool:
-    pointer = read_current(home, dataset)
-    if pointer in siblings:
-        return pointer == version
-    if len(siblings) == 1:
-        return True
-    if version == siblings[0]:
-        notes.append(
-            f"{dataset} has versions {', '.join(siblings)} and {schema.CURRENT_PATH} names none of them, so plain names show none. Rerun `goodviews ingest` for the one that should be current."
-        )
-    return False
+def _current(home: Home, dataset: str, versions: list[str], shown: str | None, notes: list[str]) -> str | None:
+    """The version to show: that of the old catalog, else that of the pointer on disk, else the only one."""
+    for version in (shown, read_pointer(home, dataset)):
+        if version in versions:
+            return version
+    if len(versions) == 1:
+        return versions[0]
+    notes.append(
+        f"{dataset} has versions {', '.join(versions)} and {schema.CURRENT_PATH} names none of them, so plain names "
+        "show none. Rerun `goodviews ingest` for the one that should be current."
+    )
+    return None
 
 
 def _measured(old: lake.Lake) -> dict[tuple[str, str], tuple[JobStats | None, float | None]]:

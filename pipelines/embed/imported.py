@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 from catalog.lake import lake
 from catalog.rows import embeddings
 from catalog.rows.embeddings import EmbeddingFile, EmbeddingRecord
+from catalog.versions.current import find_version
 from infra import storage
 from infra.errors import InputError, UsageError
 from infra.home import Home
-from pipelines.embed.plan import code_version, published_set, version_to_read
+from pipelines.embed.plan import code_version, published_set
 
 ROWS_A_FILE: Final = 1 << 17
 
@@ -286,12 +287,11 @@ def _dataset(home: Home, config: ImportConfig) -> tuple[str | None, int | None, 
     """Current version of the dataset, snapshot, and (scene_key, source_id) of its scenes or those of the split."""
     if config.dataset is None:
         return None, None, None
-    values = [config.dataset, *([config.split] if config.split else [])]
-    query = "SELECT scene_key, source_id FROM main.scenes WHERE dataset = ?" + (
-        " AND split = ?" if config.split else ""
-    )
+    query = "SELECT scene_key, source_id FROM versions.scenes WHERE dataset = ? AND version = ?"
+    query += " AND split = ?" if config.split else ""
     with lake.reading(home) as reader:
-        source = version_to_read(reader, config.dataset)
+        source = find_version(reader, config.dataset)
+        values = [config.dataset, source.version, *([config.split] if config.split else [])]
         known = reader.connection.execute(query, values).to_arrow_table()
     if known.num_rows == 0:
         raise InputError(f"{config.dataset} has no scene in the split {config.split!r}.")

@@ -15,6 +15,7 @@ from catalog import schema
 from catalog.lake import lake
 from catalog.rows import embeddings
 from catalog.rows.embeddings import EmbeddingRecord
+from catalog.versions.current import find_version
 from catalog.versions.published import read_version
 from infra import storage
 from infra.errors import ConflictError, InputError, UsageError
@@ -102,7 +103,7 @@ def plan_embedding(config: EmbedConfig, home: Home) -> EmbedPlan:
     from infra.models.facts import meaning_of_layers
 
     with lake.reading(home) as reader:
-        source = version_to_read(reader, config.dataset, config.version)
+        source = find_version(reader, config.dataset, config.version)
     shards = _shards(home, config, source.version)
     model = find_model(config.model, home)
     modality = "image" if config.observation == "images" else "text"
@@ -197,29 +198,6 @@ def _pictures(config: EmbedConfig, shards: Sequence[Shard]) -> str:
         message = f"The good tars of {config.dataset} hold no pictures. Name a folder or tar of them with --images."
         raise InputError(message)
     return "good tars"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadVersion:
-    """The dataset version that a job reads, and the snapshot of the catalog that named it."""
-
-    version: str
-    snapshot_id: int
-    is_current: bool
-
-
-def version_to_read(reader: lake.Lake, dataset: str, version: str | None = None) -> ReadVersion:
-    """That version of a dataset, or its current one. Raises InputError when the catalog does not hold it."""
-    condition = "version = ?" if version else "is_current"
-    query = f"SELECT version, is_current FROM main.datasets WHERE dataset = ? AND {condition}"
-    found = reader.rows(query, [dataset, version] if version else [dataset])
-    if not found:
-        rows = reader.rows("SELECT dataset || '@' || version FROM main.datasets ORDER BY ALL")
-        known = ", ".join(row[0] for row in rows) or "none"
-        asked = dataset + (f"@{version}" if version else "")
-        raise InputError(f"The catalog holds no dataset {asked}; it holds {known}. Run `goodviews ingest` first.")
-    snapshot = reader.rows(f"SELECT * FROM ducklake_current_snapshot({lake.quote(lake.ALIAS)})")[0][0]
-    return ReadVersion(version=str(found[0][0]), snapshot_id=int(snapshot), is_current=bool(found[0][1]))
 
 
 def published_set(home: Home, embedding_id: str, *, name: str | None, subject: str) -> EmbeddingRecord | None:

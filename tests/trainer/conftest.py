@@ -122,7 +122,6 @@ class Publisher:
             **total,
         )
         storage.publish(storage.join(folder, schema.JOB_PATH), job.to_json())
-        storage.publish(self.home.datasets(dataset, schema.CURRENT_PATH), f'{{"version": "{version}"}}'.encode())
         self.made.append(folder)
         return folder
 
@@ -273,4 +272,3 @@ def _toyworld(home: Home, scenes: int) -> None:
     content = {"bad_passes": source.bad_passes}
     job = JobRecord(dataset="tiny", version="v1", content=content, inputs=[], shards=names, rejects={}, **total)
     storage.publish(storage.join(folder, schema.JOB_PATH), job.to_json())
-    storage.publish(home.datasets("tiny", schema.CURRENT_PATH), b'{"version": "v1"}')

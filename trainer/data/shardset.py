@@ -88,13 +88,12 @@ class ShardSet:
         }
 
 
-def open_shards(home: Home, dataset: str, version: str | None, split: str, *, kind: str = "good") -> ShardSet:
-    """The shards of `split`, checked against job record, manifests and file sizes. version None: the current one.
+def open_shards(home: Home, dataset: str, version: str, split: str, *, kind: str = "good") -> ShardSet:
+    """The shards of `split`, checked against job record, manifests and file sizes.
 
     Raises InputError for an unknown dataset, version or split, or when the version has no tars of that kind;
     IntegrityError when a tar is missing or has another size than its manifest says.
     """
-    version = version or _current(home, dataset)
     found = read_records(home, dataset, version)
     manifests = _with_scenes(found, split)
     seed = _single("caption seed", found.name, {m.seed for m in manifests})
@@ -154,19 +153,6 @@ def _single(what: str, name: str, values: set[int]) -> int:
             f"The manifests of {name} disagree on the {what}: {sorted(values)}. They are of different jobs; ingest again."
         )
     return values.pop()
-
-
-def _current(home: Home, dataset: str) -> str:
-    url = home.datasets(dataset, schema.CURRENT_PATH)
-    if not storage.exists(url):
-        known = [
-            n for n in storage.list_names(home.datasets()) if storage.exists(home.datasets(n, schema.CURRENT_PATH))
-        ]
-        hint = f"Known are {', '.join(known)}." if known else "None was ingested yet."
-        raise InputError(
-            f"There is no dataset {dataset!r} below {home.datasets()}. {hint} Run `goodviews ingest`, or name a version."
-        )
-    return str(orjson.loads(storage.read_bytes(url))["version"])
 
 
 # --- selections ---------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from catalog.versions.current import current_version
 from infra import seeds
 from infra.errors import ConflictError
 from infra.home import Home
@@ -45,9 +46,11 @@ class Materials:
 
 
 def find_shards(recipe: Recipe, home: Home) -> tuple[Recipe, ShardSet]:
-    """The shards, and the recipe with their dataset version."""
-    shards = open_shards(home, recipe.data.dataset, recipe.data.version, recipe.data.split, kind=recipe.data.tars)
-    return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, version=shards.version)), shards
+    """The shards, and the recipe with their dataset version: the current one unless the recipe names one."""
+    data = recipe.data
+    version = data.version or current_version(home, data.dataset)
+    shards = open_shards(home, data.dataset, version, data.split, kind=data.tars)
+    return dataclasses.replace(recipe, data=dataclasses.replace(data, version=version)), shards
 
 
 def load_tokenizer(recipe: Recipe, shards: ShardSet, home: Home) -> TextTokenizer:

@@ -71,7 +71,7 @@ def validation_loss(
 def _captions(materials: Materials, split: str) -> Iterator[Ragged]:
     """One whole caption of each scene, shard by shard."""
     data = materials.recipe.data
-    shards = open_shards(materials.home, data.dataset, data.version, split)
+    shards = open_shards(materials.home, data.dataset, materials.shards.version, split)
     cache = TokenCache(shards, materials.tokenizer, materials.home)
     draws = Draws(seed=0, epoch=0, good_fraction=0.0, caption_seed=shards.caption_seed, bad_passes=1)
     views = whole_captions(1, max_tokens=materials.recipe.views.max_tokens)

@@ -10,7 +10,7 @@ import pytest
 
 from catalog import schema
 from catalog.lake import lake
-from catalog.versions import audit, rebuild
+from catalog.versions import audit, current, rebuild
 from catalog.versions.commit import JobStats, commit_version
 from infra import storage
 from infra.errors import IntegrityError
@@ -125,7 +125,20 @@ def test_a_version_with_a_wrong_file_stops_the_rebuild_and_the_old_catalog_stays
     assert not [name for name in os.listdir(filled.url) if storage.TEMPORARY_SUFFIX in name]
 
 
-def test_without_a_pointer_a_single_version_is_current_and_of_several_none_is(filled: Home) -> None:
+def test_the_old_catalog_says_which_version_is_current_also_when_the_pointer_is_behind(filled: Home) -> None:
+    """A kill between a commit and the writing of the pointer leaves the pointer at the version before."""
+    with lake.reading(filled) as reader:
+        before = current.current_versions(reader)
+        (other,) = reader.rows("SELECT version FROM datasets WHERE dataset = 'toy' AND NOT is_current")[0]
+    current.write_pointer(filled, "toy", other)
+    rebuild.rebuild(filled)
+    with lake.reading(filled) as reader:
+        assert current.current_versions(reader) == before
+    assert audit.verify(filled).problems == []
+
+
+def test_without_catalog_and_pointer_a_single_version_is_current_and_of_several_none_is(filled: Home) -> None:
+    os.unlink(filled.catalog)
     for dataset in ("toy", "other"):
         os.unlink(filled.datasets(dataset, schema.CURRENT_PATH))
     done = rebuild.rebuild(filled)

@@ -221,7 +221,7 @@ def test_keys_are_scene_keys_or_source_ids_of_the_dataset(home: Home, tmp_path: 
         InputError, match=r"3 of 4 keys of .*c.npz are neither scene keys nor source ids of zoo, for example 'dog'"
     ):
         import_vectors(ImportConfig(file=other, name="c", dataset="zoo"), home)
-    with pytest.raises(InputError, match="The catalog holds no dataset cats; it holds zoo@"):
+    with pytest.raises(InputError, match="The catalog holds no dataset 'cats'. It holds zoo"):
         import_vectors(ImportConfig(file=other, name="c", dataset="cats"), home)
     with pytest.raises(InputError, match="no scene in the split 'night'"):
         import_vectors(ImportConfig(file=other, name="c", dataset="zoo", split="night"), home)

@@ -385,7 +385,7 @@ def test_a_dataset_without_pictures_says_how_to_name_them(tmp_path: Path, image_
 
 
 def test_wrong_names_are_refused_with_what_there_is(home: Home, model: str) -> None:
-    with pytest.raises(InputError, match=r"The catalog holds no dataset cats; it holds toy@"):
+    with pytest.raises(InputError, match=r"The catalog holds no dataset 'cats'. It holds toy"):
         embed(plan_embedding(dataclasses.replace(_config(model), dataset="cats"), home), None)
     with pytest.raises(InputError, match=r"no scene in the split 'test'. Its splits are: train"):
         embed(plan_embedding(dataclasses.replace(_config(model), split="test"), home), None)

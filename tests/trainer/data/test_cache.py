@@ -48,7 +48,7 @@ def test_a_shard_holds_the_tokens_roles_and_keys_of_its_captions(
 ) -> None:
     rows = make_scenes(60)
     publish({4: rows})
-    shard = TokenCache(open_shards(home, "tiny", None, "train"), words, home).open(0)
+    shard = TokenCache(open_shards(home, "tiny", "v1", "train"), words, home).open(0)
     expected = [
         (key, [(n, role, words.encode([text]).tokens.tolist()) for n, role, text in captions]) for key, captions in rows
     ]
@@ -62,7 +62,7 @@ def test_a_bad_pass_is_cached_beside_the_good_tar(
     home: Home, publish: Callable[..., str], words: TextTokenizer
 ) -> None:
     publish([30])
-    cache = TokenCache(open_shards(home, "tiny", None, "train"), words, home)
+    cache = TokenCache(open_shards(home, "tiny", "v1", "train"), words, home)
     good = dict(content(cache.open(0)))
     for bad_pass in range(3):
         bad = content(cache.open(0, bad_pass))
@@ -73,7 +73,7 @@ def test_a_bad_pass_is_cached_beside_the_good_tar(
 
 def test_the_second_reader_needs_no_tar(home: Home, publish: Callable[..., str], words: TextTokenizer) -> None:
     folder = publish([30, 20])
-    shards = open_shards(home, "tiny", None, "train")
+    shards = open_shards(home, "tiny", "v1", "train")
     first = [content(TokenCache(shards, words, home).open(i)) for i in range(2)]
     shutil.rmtree(Path(folder) / "views")
     cache = TokenCache(shards, words, home)
@@ -84,7 +84,7 @@ def test_the_second_reader_needs_no_tar(home: Home, publish: Callable[..., str],
 
 def test_the_bytes_do_not_depend_on_who_fills(home: Home, publish: Callable[..., str], words: TextTokenizer) -> None:
     publish([40])
-    shards = open_shards(home, "tiny", None, "train")
+    shards = open_shards(home, "tiny", "v1", "train")
     cache = TokenCache(shards, words, home)
     cache.open(0)
     first = Path(cache.path(0)).read_bytes()
@@ -97,7 +97,7 @@ def test_many_threads_that_ask_for_one_shard_get_the_one_that_the_first_made(
     home: Home, publish: Callable[..., str], words: TextTokenizer
 ) -> None:
     publish([200])
-    cache = TokenCache(open_shards(home, "tiny", None, "train"), words, home)
+    cache = TokenCache(open_shards(home, "tiny", "v1", "train"), words, home)
     with ThreadPoolExecutor(8) as pool:
         shards = list(pool.map(lambda _: cache.open(0), range(16)))
     assert {id(shard) for shard in shards} == {id(shards[0])}
@@ -109,7 +109,7 @@ def test_another_tokenizer_has_a_cache_of_its_own(
     from trainer.data import wordpiece
 
     publish([30])
-    shards = open_shards(home, "tiny", None, "train")
+    shards = open_shards(home, "tiny", "v1", "train")
     other = TokenCache(shards, wordpiece.corpus(shards, home, vocab_size=120), home)
     cache = TokenCache(shards, words, home)
     assert content(cache.open(0)) != content(other.open(0))
@@ -120,7 +120,7 @@ def test_a_cut_off_or_foreign_token_file_is_refused(
     home: Home, publish: Callable[..., str], words: TextTokenizer
 ) -> None:
     publish([30, 30])
-    shards = open_shards(home, "tiny", None, "train")
+    shards = open_shards(home, "tiny", "v1", "train")
     cache = TokenCache(shards, words, home)
     cache.open(0)
     cache.open(1)
@@ -146,7 +146,7 @@ def test_a_tar_changed_after_the_plan_is_not_cached(
     home: Home, publish: Callable[..., str], words: TextTokenizer
 ) -> None:
     folder = publish([30])
-    shards = open_shards(home, "tiny", None, "train")
+    shards = open_shards(home, "tiny", "v1", "train")
     tar = Path(folder) / schema.good_path("train", 0)
     data = bytearray(tar.read_bytes())
     data[data.index(b'"text":"') + 8] = ord("Q")
@@ -161,7 +161,7 @@ def test_a_tar_changed_after_the_plan_is_not_cached(
 
 def test_a_manifest_of_another_job_is_refused(home: Home, publish: Callable[..., str], words: TextTokenizer) -> None:
     publish([30])
-    shards = open_shards(home, "tiny", None, "train")
+    shards = open_shards(home, "tiny", "v1", "train")
     publish([31])
     with pytest.raises(IntegrityError, match="changed since the plan was made"):
         TokenCache(shards, words, home).open(0)
@@ -171,15 +171,15 @@ def test_a_cache_on_an_object_store_is_read_whole(
     publish: Callable[..., str], home: Home, words: TextTokenizer
 ) -> None:
     publish([30])
-    local = TokenCache(open_shards(home, "tiny", None, "train"), words, home)
+    local = TokenCache(open_shards(home, "tiny", "v1", "train"), words, home)
     url = "memory://bucket-cache/home"
     for name in storage.list_files(home.datasets()):
         storage.publish(f"{url}/datasets/{name}", storage.read_bytes(home.datasets(name)))
     far = Home(url=url, catalog="postgres:x")
-    remote = TokenCache(open_shards(far, "tiny", None, "train"), words, far)
+    remote = TokenCache(open_shards(far, "tiny", "v1", "train"), words, far)
     assert content(remote.open(0)) == content(local.open(0))
     assert remote.path(0).startswith("memory://")
-    again = TokenCache(open_shards(far, "tiny", None, "train"), words, far)
+    again = TokenCache(open_shards(far, "tiny", "v1", "train"), words, far)
     assert content(again.open(0)) == content(local.open(0))
     counts = again.token_counts(0)
     assert counts is not None
@@ -188,7 +188,7 @@ def test_a_cache_on_an_object_store_is_read_whole(
 
 def test_only_so_many_shards_stay_open(home: Home, publish: Callable[..., str], words: TextTokenizer) -> None:
     publish([3] * 12)
-    cache = TokenCache(open_shards(home, "tiny", None, "train"), words, home)
+    cache = TokenCache(open_shards(home, "tiny", "v1", "train"), words, home)
     cache._capacity = 2
     cache.reserve(4)
     kept = [cache.open(i) for i in range(12)]
@@ -207,7 +207,7 @@ from trainer.data.tokenizer import from_backend
 import tokenizers
 words = from_backend(tokenizers.Tokenizer.from_file(sys.argv[2]), name="words")
 home = Home(url=sys.argv[1], catalog="x")
-shards = open_shards(home, "tiny", None, "train")
+shards = open_shards(home, "tiny", "v1", "train")
 cache = TokenCache(shards, words, home)
 print("ready", flush=True)
 for i in range(len(shards.numbers)):
@@ -220,7 +220,7 @@ def test_e18_a_killed_filler_leaves_nothing_that_stops_the_next_one(
     home: Home, publish: Callable[..., str], words: TextTokenizer, tmp_path: Path
 ) -> None:
     publish([150] * 8)
-    shards = open_shards(home, "tiny", None, "train")
+    shards = open_shards(home, "tiny", "v1", "train")
     file = tmp_path / "words.json"
     file.write_bytes(words.to_json())
     memory = set(os.listdir("/dev/shm"))
@@ -244,7 +244,7 @@ def test_e18_temporary_files_of_killed_processes_are_swept_when_they_are_old(
     home: Home, publish: Callable[..., str], words: TextTokenizer
 ) -> None:
     publish([20])
-    cache = TokenCache(open_shards(home, "tiny", None, "train"), words, home)
+    cache = TokenCache(open_shards(home, "tiny", "v1", "train"), words, home)
     folder = Path(cache.path(0)).parent
     folder.mkdir(parents=True)
     old, young = (folder / f".train-00000.tokens.{i}-ab{storage.TEMPORARY_SUFFIX}" for i in (1, 2))

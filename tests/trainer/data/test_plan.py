@@ -256,7 +256,7 @@ def test_d10_the_manifests_and_not_their_numbers_define_the_shards(
 ) -> None:
     """D10 (img2dataset#174): shard 3 is missing because it never existed, and nothing asks for it."""
     publish({2: make_scenes(20, prefix="a"), 5: make_scenes(30, prefix="b"), 11: make_scenes(14, prefix="c")})
-    shards = open_shards(home, "tiny", None, "train")
+    shards = open_shards(home, "tiny", "v1", "train")
     assert shards.numbers.tolist() == [2, 5, 11]
     plan = make_plan(PlanConfig(batch_global=8, epochs=1), shards, home)
     assert sum(len(step) for step in addresses(plan, 0)) == 64
@@ -280,11 +280,11 @@ def test_b9_a_missing_or_cut_off_tar_is_found_before_training(home: Home, publis
 def test_unknown_names_are_refused_with_the_known_ones(home: Home, publish: Callable[..., str]) -> None:
     publish([20])
     with pytest.raises(InputError, match="Known are tiny"):
-        open_shards(home, "tinny", None, "train")
+        open_shards(home, "tinny", "v1", "train")
     with pytest.raises(InputError, match="Its splits are train"):
-        open_shards(home, "tiny", None, "trian")
+        open_shards(home, "tiny", "v1", "trian")
     with pytest.raises(InputError, match="has no ugly tars"):
-        open_shards(home, "tiny", None, "train", kind="ugly")
+        open_shards(home, "tiny", "v1", "train", kind="ugly")
 
 
 def test_scenes_without_a_caption_of_the_roles_and_excluded_ones_are_left_out_of_the_plan(
@@ -292,7 +292,7 @@ def test_scenes_without_a_caption_of_the_roles_and_excluded_ones_are_left_out_of
 ) -> None:
     rows = {0: make_scenes(60, prefix="a"), 1: make_scenes(40, prefix="b")}
     publish(rows)
-    shards = open_shards(home, "tiny", None, "train")
+    shards = open_shards(home, "tiny", "v1", "train")
     listed = tmp_path / "leave-out.txt"
     listed.write_text("a00003\n\n a00007 \nb00001\nnot-there\n")
     excluded = {"a00003", "a00007", "b00001"}
@@ -318,7 +318,7 @@ def test_scenes_without_a_caption_of_the_roles_and_excluded_ones_are_left_out_of
 
 def test_bad_tars_give_neither_good_views_nor_roles(home: Home, publish: Callable[..., str]) -> None:
     publish([20])
-    shards = open_shards(home, "tiny", None, "train", kind="bad")
+    shards = open_shards(home, "tiny", "v1", "train", kind="bad")
     for config in ({"good_fraction": 0.5}, {"good_fraction": 0.0, "roles": ("human",)}):
         with pytest.raises(ConfigError, match="Read the good tars"):
             make_plan(PlanConfig(batch_global=4, epochs=1, **config), shards, home)
@@ -344,7 +344,7 @@ def test_token_estimates_from_bytes_and_from_the_cache_agree(
     from trainer.data.cache import TokenCache
 
     publish([60, 50])
-    shards = open_shards(home, "tiny", None, "train")
+    shards = open_shards(home, "tiny", "v1", "train")
     cache = TokenCache(shards, words, home)
     plan = make_plan(PlanConfig(batch_global=10, epochs=3), shards, home)
     estimates = [plan_facts(plan, cache)]

@@ -52,7 +52,7 @@ def stream(
     """A stream over the dataset `tiny`; options of the plan and of `Stream` together."""
     ranks = {name: options.pop(name) for name in ("rank", "world", "workers") if name in options}
     config = PlanConfig(**({"batch_global": BATCH, "epochs": 3, "window": 20} | options))
-    shards = open_shards(home, "tiny", None, "train", kind=kind)
+    shards = open_shards(home, "tiny", "v1", "train", kind=kind)
     plan = make_plan(config, shards, home)
     return Stream(plan, TokenCache(shards, words, home), views or ViewsConfig(), **ranks)
 
@@ -217,7 +217,7 @@ def test_bad_views_are_the_bad_tars_of_the_real_shard_writer_too(
 ) -> None:
     """With pictures in the good tars, defects, and the writer's own passes."""
     publish_toyworld(90)
-    words = wordpiece.corpus(open_shards(home, "tiny", None, "train"), home, vocab_size=400)
+    words = wordpiece.corpus(open_shards(home, "tiny", "v1", "train"), home, vocab_size=400)
     options: dict[str, Any] = {"epochs": 6, "good_fraction": 0.0, "views": whole_captions(1, max_tokens=64)}
     good = run(home, words, **options)
     bad = run(home, words, kind="bad", **options)
@@ -272,7 +272,7 @@ def test_a_tar_that_does_not_hold_what_the_plan_counted_is_refused(
     publish({0: make_scenes(40)})
     of_first = stream(home, words, roles=("human",))
     publish({0: make_scenes(40, seed=5)})  # same shard and size under the same version: never published by ingest
-    shards = open_shards(home, "tiny", None, "train")
+    shards = open_shards(home, "tiny", "v1", "train")
     with pytest.raises(IntegrityError, match="the plan counted"):
         list(Stream(of_first.plan, TokenCache(shards, words, home), ViewsConfig()).batches())
 
@@ -328,7 +328,7 @@ def test_ranks_that_do_not_divide_the_lanes_and_foreign_caches_are_refused(
     plan = stream(home, words).plan
     publish([61])
     with pytest.raises(ConfigError, match="Make both from the same shards"):
-        Stream(plan, TokenCache(open_shards(home, "tiny", None, "train"), words, home), ViewsConfig())
+        Stream(plan, TokenCache(open_shards(home, "tiny", "v1", "train"), words, home), ViewsConfig())
 
 
 KILLED = """
@@ -343,7 +343,7 @@ from trainer.data.tokenizer import from_backend
 from trainer.data.views import ViewsConfig
 words = from_backend(tokenizers.Tokenizer.from_file(sys.argv[2]), name="words")
 home = Home(url=sys.argv[1], catalog="x")
-shards = open_shards(home, "tiny", None, "train")
+shards = open_shards(home, "tiny", "v1", "train")
 plan = make_plan(PlanConfig(batch_global=16, epochs=3, window=20), shards, home)
 for batch in Stream(plan, TokenCache(shards, words, home), ViewsConfig(), workers=3).batches():
     print(batch.step, flush=True)

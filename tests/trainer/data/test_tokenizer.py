@@ -185,7 +185,7 @@ def test_ids_are_narrow_while_the_vocabulary_fits(words: TextTokenizer) -> None:
 
 def test_the_corpus_tokenizer_of_a_version_is_trained_once(home: Home, publish: Callable[..., str]) -> None:
     folder = Path(publish([40, 30]))
-    shards = open_shards(home, "tiny", None, "train")
+    shards = open_shards(home, "tiny", "v1", "train")
     first = wordpiece.corpus(shards, home, vocab_size=150)
     for parquet in (folder / "scenes").rglob("*.parquet"):
         parquet.unlink()

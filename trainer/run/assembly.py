@@ -92,6 +92,7 @@ def check_record(materials: Materials, record: RunRecord) -> None:
 
 def build_model(recipe: Recipe) -> LejepaModel | NextTokenModel:
     """Encoder and objective with new weights from the seed of the recipe, equal on every rank."""
+    # Before the model: torch draws its weights from the global generator.
     torch.manual_seed(seeds.derive(recipe.seed, "weights"))
     encoder = TextEncoder(recipe.encoder)
     if recipe.objective == "ntp":

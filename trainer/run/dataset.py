@@ -5,8 +5,8 @@ number of ranks and of worker processes of a DataLoader, and from whichever step
 
 How worker processes share the work: worker w of W makes the steps start + w, start + w + W, ... of a pass. A DataLoader
 asks its workers in turn, so the steps arrive in order and once. One pass is one epoch. Shared memory keeps where the
-next pass begins, one number a worker, because a DataLoader starts new workers for each pass from the dataset of the main
-process.
+next pass begins, one number a worker, because a DataLoader starts new workers for each pass from the dataset of the
+main process.
 """
 
 from __future__ import annotations

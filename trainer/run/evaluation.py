@@ -51,6 +51,7 @@ def validation_loss(
 
     Each epoch measures the same caption, the first of the scene's permutation. A collective: every rank calls it.
     """
+    # Sums of losses and of tokens, in float64 so that the mean hardly depends on the number of ranks.
     total = torch.zeros(2, dtype=torch.float64)
     with evaluating(encoder, is_bf16=is_bf16):
         for ragged in _captions(materials, split):
@@ -73,6 +74,7 @@ def _captions(materials: Materials, split: str) -> Iterator[Ragged]:
     data = materials.recipe.data
     shards = open_shards(materials.home, data.dataset, materials.shards.version, split)
     cache = TokenCache(shards, materials.tokenizer, materials.home)
+    # Caption 0 of the permutation, whatever the seed of the training.
     draws = Draws(seed=0, epoch=0, good_fraction=0.0, caption_seed=shards.caption_seed, bad_passes=1)
     views = whole_captions(1, max_tokens=materials.recipe.views.max_tokens)
     for ordinal in range(len(shards.numbers)):

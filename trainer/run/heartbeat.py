@@ -123,6 +123,7 @@ class LiveLine:
     ) -> None:
         self._ended.set()
         self._thread.join()
+        # Once more, so that the last step is shown however short the training was.
         self._show()
         if self._live is not None:
             self._live.stop()

@@ -73,6 +73,7 @@ def start(chosen: Recipe, home: Home, cluster: Cluster, *, run_id: str | None = 
         snapshot_id=None,
         started_at=time.time(),
     )
+    # The catalog first: its snapshot is part of the record, which is written once.
     snapshot_id = start_run(home, records.catalog_row(url, record, _status("running", cluster, None)))
     record = dataclasses.replace(record, snapshot_id=snapshot_id)
     records.write_record(url, record)
@@ -106,11 +107,12 @@ def _train(record: RunRecord, home: Home, cluster: Cluster) -> Finished:
     url, began = records.runs_url(home, record.run_id), time.time()
     max_failures = int(record.config["run"]["max_failures"])
     job = Job(home=home, run_id=record.run_id, url=url, record=record, max_failures=max_failures)
-    with _claimed(url, record.run_id):
+    with _locked(url, record.run_id):
         records.write_status(url, _status("running", cluster, url))
         try:
             with LiveLine(url, label=record.run_id):
                 launch(job, cluster)
+        # An interrupt too: the status must not say `running` when this process has ended.
         except BaseException as error:
             _close(record, home, _status("failed", cluster, url, message=_message(error)))
             raise
@@ -156,7 +158,7 @@ def _new_id(chosen: Recipe) -> str:
 
 
 @contextlib.contextmanager
-def _claimed(url: str, run_id: str) -> Iterator[None]:
+def _locked(url: str, run_id: str) -> Iterator[None]:
     """Lock a run of a local HOME while the block runs; the system frees the lock of a killed process."""
     if storage.is_remote(url):
         yield

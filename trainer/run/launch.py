@@ -95,6 +95,7 @@ def _fit(job: Job, cluster: Cluster) -> None:
             torch_config=TorchConfig(backend="nccl" if cluster.use_gpu else "gloo"),
             scaling_config=scaling,
             run_config=RunConfig(
+                # New each time: under a known name Ray Train would resume its own state.
                 name=f"{job.run_id}-{secrets.token_hex(4)}",
                 storage_path=path,
                 storage_filesystem=filesystem,
@@ -116,6 +117,7 @@ def _fit(job: Job, cluster: Cluster) -> None:
 @contextlib.contextmanager
 def _ray_folder(job: Job) -> Iterator[tuple[Any, str]]:
     """Folder for Ray Train's own state during one launch: in the run, where every node sees it."""
+    # Ray would open URLs with filesystems of pyarrow; this one opens every URL that HOME can be.
     url = storage.join(job.url, "ray")
     if storage.is_remote(url):
         fs, path = storage.filesystem(url)

@@ -105,6 +105,7 @@ class _Training:
         check_record(self.materials, job.record)
         self.plan = self.materials.plan
         self.total = self.plan.total_steps
+        # The model without DDP, so that names in checkpoints do not depend on the number of ranks.
         self.bare = build_model(self.recipe).to(place.device)
         self.optimizer = build_optimizer(self.recipe.optimizer, self.bare)
         self.checkpoints_url = records.checkpoints_url(job.url, job.record)
@@ -114,7 +115,9 @@ class _Training:
         self.best_loss = None if state is None else state.best_loss
         self.model = self._wrapped()
         self.recorder = Recorder(Totals.of(state), place.device)
-        self.reporter = self._reporter()
+        self.reporter = None
+        if place.rank == 0:
+            self.reporter = Reporter(job.home, job.url, job.record, ranks=place.world, step=self.start)
         self.speed = SpeedAlarm(self.recipe.alarms)
         self.window = Window()
         self.is_bf16 = precision_of(self.recipe, on_gpu=place.device.type == "cuda") == "bf16"
@@ -143,11 +146,6 @@ class _Training:
         # DDP rebuilds its gradient buckets after the first step, so a resumed run would add gradients in another order
         # than an uninterrupted one. With find_unused_parameters it keeps its first buckets, which a CPU can afford.
         return DistributedDataParallel(self.bare, find_unused_parameters=self.place.device.type == "cpu")
-
-    def _reporter(self) -> Reporter | None:
-        if self.place.rank != 0:
-            return None
-        return Reporter(self.job.home, self.job.url, self.job.record, ranks=self.place.world, step=self.start)
 
     @property
     def encoder(self) -> TextEncoder:
@@ -216,6 +214,7 @@ class _Training:
         records_rows = saves or done % settings.record_every_steps == 0
         if done % settings.log_every_steps == 0 or saves:
             self._log(batch, done)
+        # The log comes first: it refuses a loss that is not finite before a checkpoint could hold it.
         began_s = time.perf_counter()
         # Totals first: exports write how many samples the encoder has seen.
         if records_rows:

@@ -190,6 +190,7 @@ def from_config(config: Mapping[str, Any], sets: Sequence[str] = ()) -> Recipe:
 def digest(recipe: Recipe) -> str:
     """16 hex digits over all that decides what is learned: not `run`, `forecast` and the names."""
     config = to_config(recipe)
+    # Arm and name are labels: what an arm changes is in the other keys.
     for name in ("run", "forecast", "name", "arm"):
         del config[name]
     return hashlib.sha256(orjson.dumps(config, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]

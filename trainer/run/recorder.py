@@ -59,7 +59,8 @@ class Recorder:
     def add(self, epoch: int, digests: tuple[int, int], tokens: int, samples: int, loss: torch.Tensor) -> None:
         """Add a step of this rank: digests of its scenes and views, caption tokens read, samples, loss (0-dim)."""
         self._epochs.append(epoch)
-        # Collectives know no uint64: the digests travel as int64, whose sums wrap around to the same bits.
+        # Collectives know no uint64: the digests travel as int64, whose sums wrap around to the same bits. The loss
+        # stays on the device until the next gather.
         self._counts.append([_signed(digests[0]), _signed(digests[1]), samples, tokens])
         self._losses.append(loss.detach())
 
@@ -109,4 +110,5 @@ def digests_of(scenes: NDArray[np.uint64], rows: NDArray[np.uint64], first: int,
 
 
 def _signed(value: int) -> int:
+    """The int64 with the bits of a uint64."""
     return value - (1 << 64) if value >= 1 << 63 else value

@@ -34,6 +34,7 @@ class Reporter:
     def __init__(self, home: Home, url: str, record: RunRecord, *, ranks: int, step: int) -> None:
         self._home, self._url, self._record, self._ranks = home, url, record, ranks
         self._run = record.config["run"]
+        # Steps after the checkpoint will be done again, so their rows of the killed process go.
         for kind in ("ledger", "metrics"):
             records.drop_parts(url, kind, from_step=step)
         self._rows: list[dict[str, Any]] = []
@@ -82,6 +83,7 @@ class Reporter:
         self._catalogued_s = time.monotonic()
         row = records.catalog_row(self._url, self._record, status)
         try:
+            # A short wait for the lock: the ranks wait for rank 0 at the next collective.
             append_metrics(self._home, row, pa.concat_tables(self._uncatalogued), timeout_s=CATALOG_TIMEOUT_S)
             self._uncatalogued = []
         except GoodviewsError as error:

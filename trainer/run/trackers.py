@@ -42,6 +42,7 @@ def open_trackers(
         raise ConfigError(f"run.exclude_trackers names {unknown[0]!r}; known are {', '.join(_OPENERS)}.")
     found: list[Tracker] = []
     for name, opener in _OPENERS.items():
+        # find_spec does not import: wandb and mlflow take seconds.
         if name not in exclude and importlib.util.find_spec(name) is not None:
             try:
                 found.append(opener(url, run_id, config, step))

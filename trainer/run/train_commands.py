@@ -9,6 +9,8 @@ import typer
 from infra.output import print_facts, print_json
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from trainer.run.forecast import Forecast
     from trainer.run.job import Finished
 
@@ -42,23 +44,15 @@ def train(
     num_cpus: Annotated[int | None, typer.Option(help="CPUs of the Ray started here.")] = None,
 ) -> None:
     """Train a text encoder: good views, bad views, next tokens or caption pairs."""
-    from infra.errors import UsageError
     from infra.home import resolve
 
     flags = {"data.dataset": dataset, "data.split": split, "objective": objective, "plan.seed": seed}
     sets = [f"{key}={value}" for key, value in flags.items() if value is not None]
     sets += _roles(roles) + _fraction(views) + (set_ or [])
     where = resolve(home, catalog)
-    if resume is not None:
-        own = {"--recipe": recipe, "--arm": arm, "--run-id": run_id}
-        given = [name for name, value in own.items() if value is not None]
-        if given:
-            raise UsageError(f"{given[0]} cannot be combined with --resume: run {resume} has its own. Leave it out.")
-        if plan:
-            raise UsageError("--plan and --resume exclude each other. `goodviews runs show` prints how far a run is.")
-    elif recipe is None:
-        raise UsageError("Name a recipe, such as `--recipe tiny-cpu`, or a run to go on with: `--resume RUN`.")
+    _check_choice(resume, plan=plan, own={"--recipe": recipe, "--arm": arm, "--run-id": run_id})
 
+    # Imported here, because torch and ray take seconds and a wrong option should fail at once.
     from trainer.run import recipe as recipes
     from trainer.run.launch import Cluster
 
@@ -77,6 +71,19 @@ def train(
         chosen = recipes.load(str(recipe), arm=arm, sets=sets)
         finished = job.start(chosen, where, cluster, run_id=run_id)
     _print_finished(finished, as_json=json)
+
+
+def _check_choice(resume: str | None, *, plan: bool, own: Mapping[str, str | None]) -> None:
+    """Refuse options that contradict --resume, and a command without a recipe or a run. own: options of a new run."""
+    from infra.errors import UsageError
+
+    given = [name for name, value in own.items() if value is not None]
+    if resume is not None and given:
+        raise UsageError(f"{given[0]} cannot be combined with --resume: run {resume} has its own. Leave it out.")
+    if resume is not None and plan:
+        raise UsageError("--plan and --resume exclude each other. `goodviews runs show` prints how far a run is.")
+    if resume is None and own["--recipe"] is None:
+        raise UsageError("Name a recipe, such as `--recipe tiny-cpu`, or a run to go on with: `--resume RUN`.")
 
 
 def _roles(text: str | None) -> list[str]:

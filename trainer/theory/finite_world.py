@@ -166,6 +166,7 @@ def spectrum(law: PairLaw) -> tuple[F64, F64]:
 
     The constant is deflated. Dropping the first of a sorted list fails where other values are 1 too.
     """
+    # eigh sorts ascending: the deflated constant is first, so [:0:-1] reverses all but it.
     values, vectors = eigh(_deflated(law))
     return values[:0:-1], vectors[:, :0:-1] / np.sqrt(law.marginal_X)[:, None]
 
@@ -243,12 +244,14 @@ def shown(modality: Modality, f_XK: F64) -> Shown:
 
 def alignment_error(left: Shown, right: Shown) -> float:
     """min over rotations Q of E|f - Q f'|^2, nuisances independent: E|f|^2 + E|f'|^2 - 2 |E f f'^T|_nuclear."""
+    # Independent nuisances: E f f'^T is that of the means by state. Its nuclear norm is the maximum over Q.
     cross_KK = left.mean_ZK.T @ (left.marginal_Z[:, None] * right.mean_ZK)
     return left.square + right.square - 2 * float(np.linalg.svd(cross_KK, compute_uv=False).sum())
 
 
 def principal_angles(marginal_X: F64, f_XK: F64, g_XK: F64) -> F64:
     """Angles between the spans of two encoders of the same states, in degrees, ascending, (K,)."""
+    # Times the root of the marginal, the Euclidean angles are those of functions under the marginal.
     root_X1 = np.sqrt(marginal_X)[:, None]
     radians: F64 = subspace_angles(root_X1 * whitened(marginal_X, f_XK), root_X1 * whitened(marginal_X, g_XK))
     return np.degrees(radians[::-1])

@@ -148,6 +148,7 @@ def run_mismatches(config: GridConfig) -> Iterator[MismatchRow]:
         world = grid_world(config, number % config.worlds)
         rng = np.random.default_rng(seeds.derive(config.seed, "finite-world-mismatch", number))
         scenes_ZS = rng.dirichlet(np.full(config.states, 0.1), config.states)
+        # Log-uniform: from nearly the same pairs to completely different ones.
         share = float(10 ** rng.uniform(-4, 0))
         other = theorems.mixed_pairing(world, scenes_ZS, share)
         bounds = theorems.mismatch_bounds(world, other, config.dims)

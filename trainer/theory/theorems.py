@@ -57,6 +57,7 @@ def count_lost(world: PairLaw, nuisance: PairLaw, dims: int) -> int:
     The values are alpha_i beta_j: of the world (j = 0) or with nuisance (j > 0). The latter have E[f | z] = 0.
     """
     values, is_nuisance = _products(world, nuisance)
+    # Index 0 is alpha_0 beta_0, the constant. Stable, so that equal values keep an order that can be repeated.
     order = np.argsort(-values[1:], kind="stable")[:dims]
     return int(is_nuisance[1:][order].sum())
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from catalog.report import canvas
 from catalog.report.canvas import INK, QUIET, Figure
+from infra.models import checkpoints
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,8 +59,20 @@ class Curve:
 
 
 MARKS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "untrained": {"marker": "o", "facecolors": "white", "edgecolors": QUIET, "s": 34, "linewidths": 1.2},
-    "after one epoch": {"marker": "D", "facecolors": "white", "edgecolors": QUIET, "s": 26, "linewidths": 1.2},
+    checkpoints.label(checkpoints.UNTRAINED): {
+        "marker": "o",
+        "facecolors": "white",
+        "edgecolors": QUIET,
+        "s": 34,
+        "linewidths": 1.2,
+    },
+    checkpoints.label(checkpoints.FIRST_EPOCH): {
+        "marker": "D",
+        "facecolors": "white",
+        "edgecolors": QUIET,
+        "s": 26,
+        "linewidths": 1.2,
+    },
     "random rotation": {"marker": "x", "c": QUIET, "s": 30, "linewidths": 1.3},
     "shuffled pairs": {"marker": "+", "c": QUIET, "s": 46, "linewidths": 1.3},
 }

@@ -17,6 +17,8 @@ FIRST_EPOCH: Final = "epoch-001"
 BEST: Final = "best"
 LAST: Final = None
 
+SYNTAX: Final = f"run:ID[@{UNTRAINED}|@{FIRST_EPOCH}|@{BEST}]"
+"Of model names, for help texts."
 RUN_ID: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 FOLDER: Final = "encoder"
 RECORD: Final = "goodviews.json"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infra.models.checkpoints import SYNTAX
 from infra.output import print_json
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def embed(
     ctx: typer.Context,
     model: Annotated[
         list[str] | None,
-        typer.Option(help="HF name, folder, run:ID[@untrained|@epoch-001|@best], efficientnet-lite0; repeat for more."),
+        typer.Option(help=f"HF name, folder, {SYNTAX}, efficientnet-lite0; repeat for more."),
     ] = None,
     dataset: Annotated[str | None, typer.Option(help="Dataset, or dataset@version; default: the current one.")] = None,
     split: Annotated[str | None, typer.Option(help="Split to embed.")] = None,

@@ -58,21 +58,10 @@ class Curve:
     intervals: Sequence[tuple[float, float] | None] = ()
 
 
+_HOLLOW: Final = {"facecolors": "white", "edgecolors": QUIET, "linewidths": 1.2}
 MARKS: Final[Mapping[str, Mapping[str, Any]]] = {
-    checkpoints.label(checkpoints.UNTRAINED): {
-        "marker": "o",
-        "facecolors": "white",
-        "edgecolors": QUIET,
-        "s": 34,
-        "linewidths": 1.2,
-    },
-    checkpoints.label(checkpoints.FIRST_EPOCH): {
-        "marker": "D",
-        "facecolors": "white",
-        "edgecolors": QUIET,
-        "s": 26,
-        "linewidths": 1.2,
-    },
+    checkpoints.label(checkpoints.UNTRAINED): {**_HOLLOW, "marker": "o", "s": 34},
+    checkpoints.label(checkpoints.FIRST_EPOCH): {**_HOLLOW, "marker": "D", "s": 26},
     "random rotation": {"marker": "x", "c": QUIET, "s": 30, "linewidths": 1.3},
     "shuffled pairs": {"marker": "+", "c": QUIET, "s": 46, "linewidths": 1.3},
 }

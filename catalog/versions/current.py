@@ -35,7 +35,10 @@ def find_version(reader: Lake, dataset: str, version: str | None = None) -> Know
     versions = {str(name): bool(current) for name, current in reader.rows(query, [dataset])}
     if not versions:
         known = [str(row[0]) for row in reader.rows("SELECT DISTINCT dataset FROM main.datasets ORDER BY dataset")]
-        message = f"The catalog holds no dataset {dataset!r}. It holds {listed(known)}. Run `goodviews ingest` first."
+        message = (
+            f"The catalog holds no dataset {dataset!r}. It holds {listed(known)}. Run `goodviews ingest`, or "
+            "`goodviews catalog rebuild` if the dataset was published and the catalog lost."
+        )
         raise InputError(message)
     if version is None:
         version = next((name for name, is_current in versions.items() if is_current), None)

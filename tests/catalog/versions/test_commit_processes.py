@@ -35,7 +35,7 @@ for dataset, version in zip(pairs[::2], pairs[1::2]):
 # A reader that looks until it sees the last dataset: every answer must be a whole one.
 READ = """
 import sys, time
-from catalog import lake
+from catalog.lake import lake
 from infra.home import Home
 home, wanted, end = Home(url=sys.argv[1], catalog=sys.argv[2]), int(sys.argv[3]), time.monotonic() + 240
 query = '''SELECT (SELECT count(*) FROM datasets), (SELECT count(*) FROM scenes), (SELECT sum(scenes) FROM shards),

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from catalog.lake.queries import run_select
+from catalog.versions.rebuild import rebuild
 from infra.errors import ConfigError, ConflictError, InputError, StorageError, UsageError
 from infra.home import Home
 from tests.trainer import training
@@ -97,6 +98,10 @@ def test_rows_that_the_catalog_lost_are_written_again_from_the_files(home: Home,
     assert invoke(run_commands.app, home, "record", "one").exit_code == 0
     assert select(home, "SELECT * FROM metrics WHERE run_id = 'one' ORDER BY step, name") == before
     assert [row["status"] for row in select(home, "SELECT status FROM runs")] == ["finished"]
+    # The catalog decides which version is current, so a training needs its datasets back too.
+    with pytest.raises(InputError, match="catalog rebuild"):
+        train(home, "--run-id", "four")
+    rebuild(home)
 
 
 def test_a_run_id_that_is_taken_and_a_finished_run_are_conflicts(home: Home, trained: dict[str, Any]) -> None:

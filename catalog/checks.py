@@ -1,7 +1,6 @@
-"""Checks of the catalog: DuckDB with its extensions, the database behind it, and the lock that commits take.
+"""Check DuckDB and its extensions, the metadata database, and the commit lock, for `doctor`.
 
-Owns: these questions. Does not own: how checks run (`infra.doctor.findings`). Invariant: the catalog is opened read-only; the lock is
-tried on a file of its own, never on the one that jobs wait for.
+Invariant: the catalog is opened read-only; the lock is tried on a file of its own, never on the one that jobs wait for.
 """
 
 from __future__ import annotations

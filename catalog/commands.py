@@ -1,7 +1,6 @@
-"""Ask the catalog with SQL, check it against the files, make it anew, tidy up.
+"""Query the catalog with SQL, verify it against the files, rebuild it, and collect garbage.
 
-Owns: options, and which function answers them. Does not own: answers (`guard`, `audit`, `collect`, `rebuild`).
-Invariant: results go to stdout, all else to stderr; errors pass through to the CLI root.
+Invariant: results go to stdout, everything else to stderr; errors pass through to the CLI root.
 """
 
 from __future__ import annotations
@@ -105,14 +104,18 @@ def rebuild(as_json: JsonOption = False, home: HomeOption = None, catalog: Catal
         print(note, file=sys.stderr)
     if done.lost:
         print(
-            f"What no manifest holds (runs, sets, scores) could not be carried over ({done.lost}). The old catalog is kept as {where.catalog}{KEPT_SUFFIX}.",
+            (
+                f"What no manifest holds (runs, sets, scores) could not be carried over ({done.lost}). The old "
+                f"catalog is kept as {where.catalog}{KEPT_SUFFIX}."
+            ),
             file=sys.stderr,
         )
     if as_json:
         print(json.dumps(dataclasses.asdict(done), indent=2))
     else:
         print(
-            f"{done.versions} versions registered, {done.carried_rows} rows that no manifest holds carried over (runs, sets, scores, overlaps, checks)"
+            f"{done.versions} versions registered, {done.carried_rows} rows that no manifest holds carried over "
+            "(runs, sets, scores, overlaps, checks)"
         )
 
 

@@ -1,6 +1,5 @@
-"""Tables and views of the lake as SQL text: what plain SQL names mean.
+"""Tables and views of the catalog as SQL text.
 
-Owns: every table, view and column of the catalog and the sentence that describes it. Does not own: running the text.
 Schema `versions` holds the rows of all versions; schema `main` shows the current version of each dataset under the same
 names. Invariant: the columns of scenes, rejects and states are those of `catalog.schema`, type by type.
 """

@@ -1,7 +1,7 @@
-"""The two records on disk that the catalog can be rebuilt from: a shard's manifest and a job's record.
+"""Shard manifests and job records, from which the catalog can be rebuilt.
 
-Owns: their fields and their JSON. Invariant: same version, same bytes; so no time, host, path or worker count in them.
-The rename of `manifests/<split>-<shard>.json` is the publication of a shard, the rename of `job.json` that of a version.
+Invariant: the same version gives the same bytes, so they hold no time, host, path or worker count.
+Renaming `manifests/<split>-<shard>.json` into place publishes a shard; renaming `job.json` publishes the version.
 """
 
 from __future__ import annotations

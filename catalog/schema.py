@@ -1,8 +1,7 @@
-"""The shapes that the stages agree on: Arrow schemas, key grammar, roles, splits, names of files in a version.
+"""The schemas and names that the stages share: columns, key grammar, roles, splits, paths.
 
-Owns: every column name and type that is written or registered. Invariant: a file of ours has exactly the schema
-declared here, an empty or all-null column included; text is `large_string` and every count or offset is 64-bit,
-because 940 million scenes of three texts pass 2^31.
+Invariant: our files have exactly the schemas declared here, empty and all-null columns included. Text is `large_string`
+and every count or offset is 64-bit, because 940 million scenes of three texts exceed 2^31.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""When two texts say the same words: the normal form by which repeats and leaked captions are found.
+"""The normal form of a text, by which repeated and leaked captions are found.
 
-Owns: `normal_form`, and the same for a column of texts in SQL. Does not own: what follows from two texts being the same.
-Invariant: `sql_normal_form` equals `normal_form` text by text: ASCII in SQL, at the speed of a scan, the rest in Python.
+Invariant: `sql_normal_form` equals `normal_form` text by text: ASCII in SQL, at the speed of a scan, the rest in
+Python.
 """
 
 from __future__ import annotations

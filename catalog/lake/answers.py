@@ -1,8 +1,7 @@
-"""Rows as a table for people, as CSV or as JSON for machines.
+"""Write query results as a table for people, or as CSV or JSON for programs.
 
-Owns: how a value of DuckDB is written. Does not own: queries. Invariants: no value is lost or changed in kind: numbers stay
-numbers, NULL and NaN are null, text is never read as markup or sent to the terminal as control codes; a table is cut to the
-width only on a terminal.
+Invariants: no value is lost or changes its kind: numbers stay numbers, NULL and NaN become null, text is never read as
+markup or sent to the terminal as control codes. A table is cut to the width only on a terminal.
 """
 
 from __future__ import annotations

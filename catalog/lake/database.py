@@ -1,6 +1,5 @@
-"""The metadata database of a catalog by name: a SQLite path or a Postgres conninfo, and what of it may be shown.
+"""The metadata database of a catalog: a SQLite path or a Postgres conninfo.
 
-Owns: reading the `postgres:` part of `Home.catalog` and keeping its password apart. Does not own: the lake in it.
 Invariant: nothing that `shown` or `public_conninfo` returns holds a password.
 """
 
@@ -73,5 +72,8 @@ def _fields(home: Home) -> dict[str, Any]:
         return dict(conninfo_to_dict("postgresql:" + text if text.startswith("//") else text))
     except ProgrammingError:
         # libpq's message quotes the string, password and all.
-        message = "The catalog string after `postgres:` is not a Postgres conninfo. Write it like `postgres:dbname=goodviews host=db` or `postgresql://db/goodviews`."
+        message = (
+            "The catalog string after `postgres:` is not a Postgres conninfo. Write it like "
+            "`postgres:dbname=goodviews host=db` or `postgresql://db/goodviews`."
+        )
         raise UsageError(message) from None

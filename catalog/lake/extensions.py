@@ -1,7 +1,7 @@
-"""DuckDB's extensions: from our wheels, by path, and checked once a process.
+"""Load DuckDB's extensions from installed wheels, and check each file once a process.
 
-Owns: where an extension is found, and loading it. Does not own: which ones a connection needs (`catalog.lake.lake`).
-Invariant: a file whose signature DuckDB has not found right in this process is never loaded unsigned.
+Invariant: an extension is loaded without a signature check only after DuckDB has accepted the signature of the same
+file in this process.
 """
 
 from __future__ import annotations
@@ -52,7 +52,10 @@ def load(connection: Connection, name: str) -> None:
         connection.execute(f"INSTALL {name}")
         connection.execute(f"LOAD {name}")
     except duckdb.Error as error:
-        message = f"DuckDB {duckdb.__version__} cannot load its extension {name}, and downloading it failed. Install it with `pip install {package(name)}`."
+        message = (
+            f"DuckDB {duckdb.__version__} cannot load its extension {name}, and downloading it failed. Install it "
+            f"with `pip install {package(name)}`."
+        )
         raise StorageError(message) from error
 
 

@@ -1,9 +1,9 @@
-"""The wall in front of `catalog sql`: one SELECT over the catalog's own tables, and nothing else.
+"""Check that a query of `catalog sql` is one harmless SELECT over the catalog's tables.
 
-Owns: what a query may contain. Does not own: running it. Two walls: DuckDB's settings (READ_ONLY attachment, no access
-outside HOME, locked configuration) and a check of the parsed statement that admits tables by name and table functions by
-list. The settings alone would let COPY write below HOME and `ducklake_cleanup_old_files` delete files.
-Invariant: the statement that was checked is the object that is run, never its text again.
+Two barriers protect the files: DuckDB's settings (READ_ONLY attachment, no access outside HOME, locked configuration),
+and a check of the parsed statement that allows tables by name and table functions by list. The settings alone would let
+COPY write below HOME and `ducklake_cleanup_old_files` delete files.
+Invariant: the statement that was checked is the object that runs; its text is never parsed again.
 """
 
 from __future__ import annotations

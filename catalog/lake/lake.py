@@ -1,8 +1,8 @@
-"""The DuckLake of a HOME, opened for reading or for one commit; with `extensions` the only importer of duckdb here.
+"""Open the DuckLake of a HOME for reading or for one commit.
 
-Owns: credentials of object stores, attaching, the layout, quoting. Does not own: what is read or written.
+Only this module and `extensions` import duckdb.
 Invariants: a reader is attached READ_ONLY and creates nothing; a writer holds the commit lock; DuckLake's merge, expire
-and cleanup are never called, because they rewrite and delete registered files, which are our shards.
+and cleanup functions are never called, because they rewrite and delete registered files, which are our shards.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import contextlib
 import importlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import duckdb
+import orjson
 
 from catalog import layout
 from catalog.lake import database, extensions
@@ -61,6 +62,26 @@ class Lake:
         """All rows of one query."""
         return self.connection.execute(query, list(values)).fetchall()
 
+    def records(self, query: str, values: Sequence[object] = (), *, decode: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """All rows of one query as dictionaries. decode: columns of JSON objects; NULL becomes an empty object."""
+        cursor = self.connection.execute(query, list(values))
+        names = [str(column[0]) for column in cursor.description or []]
+        found = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        for row in found:
+            row.update({name: orjson.loads(row[name] or "{}") for name in decode})
+        return found
+
+    def current_snapshot(self) -> int:
+        """Id of the newest snapshot."""
+        return int(self.rows(f"SELECT * FROM ducklake_current_snapshot({quote(ALIAS)})")[0][0])
+
+    def insert(self, table: str, row: Mapping[str, object]) -> None:
+        """Insert one row. Columns in `_at` take seconds since the epoch; mappings and tuples become JSON, keys sorted."""
+        names = ", ".join(identifier(name) for name in row)
+        marks = ", ".join("to_timestamp(?)" if name.endswith("_at") else "?" for name in row)
+        values = [_as_json(value) if isinstance(value, (Mapping, tuple)) else value for value in row.values()]
+        self.connection.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", values)
+
 
 @contextlib.contextmanager
 def reading(home: Home, *, any_home: bool = False) -> Iterator[Lake]:
@@ -95,7 +116,10 @@ def writing(home: Home, *, timeout_s: float = TIMEOUT_S) -> Iterator[Lake]:
             _bring_layout(connection, home)
             root = _root(connection, home)
         except DatabaseError as error:
-            message = f"The catalog {database.shown(home)} could not be opened for writing: {database.scrub(home, str(error))}. Rerun."
+            message = (
+                f"The catalog {database.shown(home)} could not be opened for writing: "
+                f"{database.scrub(home, str(error))}. Rerun."
+            )
             raise StorageError(message) from error
         yield Lake(connection=connection, root=root, check_lock=check_lock)
 
@@ -128,6 +152,12 @@ def bounded(connection: Connection, *, memory_limit: str) -> Iterator[None]:
         # Order of rows costs memory and is not asked for.
         connection.execute("SET preserve_insertion_order = false")
         yield
+
+
+def _as_json(value: Mapping[str, Any] | tuple[Any, ...]) -> str:
+    # dict(): orjson refuses other mappings.
+    plain = dict(value) if isinstance(value, Mapping) else value
+    return orjson.dumps(plain, option=orjson.OPT_SORT_KEYS).decode()
 
 
 def quote(text: str) -> str:
@@ -232,7 +262,8 @@ def _open_store(connection: Connection, url: str) -> None:
     except duckdb.Error:
         # The message would quote the statement.
         raise StorageError(
-            f"DuckDB refused the credentials for {url}. Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL."
+            f"DuckDB refused the credentials for {url}. Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and "
+            "AWS_ENDPOINT_URL."
         ) from None
 
 
@@ -304,7 +335,10 @@ def _attach_error(home: Home, text: str) -> Exception:
 
 
 def _no_catalog(home: Home) -> InputError:
-    message = f"There is no catalog at {database.shown(home)} yet. The first `goodviews ingest` makes it; or name another with --home or --catalog."
+    message = (
+        f"There is no catalog at {database.shown(home)} yet. The first `goodviews ingest` makes it; or name another "
+        "with --home or --catalog."
+    )
     return InputError(message)
 
 
@@ -313,7 +347,10 @@ def _is_filled(path: str) -> bool:
 
 
 def _layout_number(connection: Connection) -> int | None:
-    query = "SELECT count(*) FROM duckdb_views() WHERE database_name = ? AND schema_name = 'versions' AND view_name = 'layout'"
+    query = (
+        "SELECT count(*) FROM duckdb_views() WHERE database_name = ? AND schema_name = 'versions' AND view_name = "
+        "'layout'"
+    )
     found = connection.execute(query, [ALIAS]).fetchall()
     if not found[0][0]:
         return None
@@ -324,7 +361,10 @@ def _bring_layout(connection: Connection, home: Home) -> None:
     """Create what is missing, in one transaction; a killed creation is finished by the next writer."""
     number = _layout_number(connection)
     if number is not None and number > layout.NUMBER:
-        message = f"The catalog {database.shown(home)} has layout {number}, this release writes {layout.NUMBER}. Use the newer release of goodviews."
+        message = (
+            f"The catalog {database.shown(home)} has layout {number}, this release writes {layout.NUMBER}. Use the "
+            "newer release of goodviews."
+        )
         raise IntegrityError(message)
     if number != layout.NUMBER:
         connection.execute("BEGIN")
@@ -336,11 +376,15 @@ def _bring_layout(connection: Connection, home: Home) -> None:
         set_message(connection, f"layout {layout.NUMBER}")
         connection.execute("COMMIT")
     # DuckLake sets options of a table only after its creation is committed; until then the table merely makes more files.
-    query = f"SELECT count(*) FROM ducklake_options({quote(ALIAS)}) WHERE option_name = 'data_inlining_row_limit' AND scope = 'TABLE'"
+    query = (
+        f"SELECT count(*) FROM ducklake_options({quote(ALIAS)}) WHERE option_name = 'data_inlining_row_limit' AND "
+        "scope = 'TABLE'"
+    )
     if connection.execute(query).fetchall()[0][0] < len(layout.INLINED):
         for name in layout.INLINED:
             connection.execute(
-                f"CALL {ALIAS}.set_option('data_inlining_row_limit', {layout.INLINE_ROWS}, schema => 'main', table_name => {quote(name)})"
+                f"CALL {ALIAS}.set_option('data_inlining_row_limit', {layout.INLINE_ROWS}, schema => 'main', "
+                f"table_name => {quote(name)})"
             )
 
 

@@ -1,8 +1,7 @@
-"""One committer at a time: a lock file beside a SQLite catalog, an advisory lock in a Postgres one.
+"""The commit lock: a lock file beside a SQLite catalog, an advisory lock in Postgres.
 
-Owns: taking, holding, naming and losing the commit lock, and refusing SQLite on a network filesystem.
-Does not own: what is done under it. Invariant: two processes are never inside `commit_lock` of one catalog.
-Readers take no lock. A killed holder lets go by itself: the kernel drops its flock, Postgres its session.
+Invariant: two processes are never inside `commit_lock` of one catalog. Readers take no lock. When the holder is killed
+the lock is free at once: the kernel drops its flock, Postgres its session.
 """
 
 from __future__ import annotations
@@ -123,7 +122,8 @@ def _file_lock(path: str, timeout_s: float) -> Iterator[Callable[[], None]]:
         def check() -> None:
             if not _is_still(descriptor, path):
                 raise ConflictError(
-                    f"The lock file {path} was removed while it was held. Nothing was committed; leave that file alone and rerun."
+                    f"The lock file {path} was removed while it was held. Nothing was committed; leave that file "
+                    "alone and rerun."
                 )
 
         yield check
@@ -145,7 +145,10 @@ def _try_file_lock(path: str) -> int | None:
         os.close(descriptor)
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             return None
-        message = f"Cannot lock {path}: {error.strerror}. The filesystem has no file locks; put the catalog on a local disk, or use Postgres."
+        message = (
+            f"Cannot lock {path}: {error.strerror}. The filesystem has no file locks; put the catalog on a local "
+            "disk, or use Postgres."
+        )
         raise StorageError(message) from error
     if _is_still(descriptor, path):
         return descriptor
@@ -180,7 +183,10 @@ def _advisory_lock(home: Home, timeout_s: float) -> Iterator[Callable[[], None]]
             try:
                 _one(connection, "SELECT 1")
             except Exception as error:  # whatever psycopg raises, the session that held the lock is gone
-                message = f"The session that held the commit lock of {database.shown(home)} broke. Nothing was committed; rerun."
+                message = (
+                    f"The session that held the commit lock of {database.shown(home)} broke. Nothing was committed; "
+                    "rerun."
+                )
                 raise ConflictError(message) from error
 
         yield check
@@ -202,5 +208,8 @@ def _advisory_holder(connection: Any) -> str:
 
 
 def _timed_out(catalog: str, holder: str, timeout_s: float) -> ConflictError:
-    message = f"The commit lock of {catalog} is held by {holder}; waited {timeout_s:g} s. Nothing was committed; files that are published are kept. Rerun when that job is done."
+    message = (
+        f"The commit lock of {catalog} is held by {holder}; waited {timeout_s:g} s. Nothing was committed; files "
+        "that are published are kept. Rerun when that job is done."
+    )
     return ConflictError(message)

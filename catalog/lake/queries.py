@@ -1,7 +1,4 @@
-"""What the catalog answers: one SELECT of a user, the list of tables, the list of snapshots.
-
-Owns: running checked queries read-only and handing rows to `answers`. Does not own: what is allowed (`guard`).
-"""
+"""Run the read-only queries of `catalog`: a SELECT, the list of tables or of snapshots."""
 
 from __future__ import annotations
 
@@ -40,7 +37,10 @@ def run_select(
         count = answers.write_table(out, names, _first(rows, cut))
         if count == cut and next(rows, None) is not None:
             print(
-                f"More rows follow; these are the first {count:,}. Ask for others with --limit, --csv or LIMIT and OFFSET.",
+                (
+                    f"More rows follow; these are the first {count:,}. Ask for others with --limit, --csv or LIMIT "
+                    "and OFFSET."
+                ),
                 file=sys.stderr,
             )
         return count
@@ -116,5 +116,8 @@ def _sentences(home: Home) -> Iterator[None]:
     except lake.QueryError as error:
         raise UsageError(f"DuckDB cannot run the query: {database.scrub_lines(home, str(error))}") from None
     except lake.DatabaseError as error:
-        message = f"The catalog {database.shown(home)} failed to answer: {database.scrub(home, str(error))}. If a file of it is missing or changed, `goodviews catalog verify` says which."
+        message = (
+            f"The catalog {database.shown(home)} failed to answer: {database.scrub(home, str(error))}. If a file of "
+            "it is missing or changed, `goodviews catalog verify` says which."
+        )
         raise StorageError(message) from None

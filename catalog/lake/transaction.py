@@ -1,7 +1,5 @@
-"""A few rows written to the catalog in one commit, whole or not at all, tried again when others wrote too.
+"""Write rows to the catalog in one commit, and retry when another writer interferes.
 
-Owns: the lock, the transaction, its retries and the sentences of its failures. Does not own: what is written (`catalog.rows.runs`,
-`catalog.rows.embeddings`), nor the commit of a dataset version, which registers files (`catalog.versions.commit`).
 Invariant: what `write` did is in the catalog once when `commit_rows` returns, and not at all when it raises.
 """
 
@@ -37,12 +35,18 @@ def commit_rows(home: Home, message: str, write: Callable[[Lake], Outcome], *, t
             except lake.TransactionConflict as error:
                 if attempt == ATTEMPTS:
                     reason = database.scrub(home, str(error))
-                    text = f"The catalog {database.shown(home)} refused {message!r} {ATTEMPTS} times because others wrote to it: {reason}. Rerun."
+                    text = (
+                        f"The catalog {database.shown(home)} refused {message!r} {ATTEMPTS} times because others "
+                        f"wrote to it: {reason}. Rerun."
+                    )
                     raise ConflictError(text) from error
                 time.sleep(random.uniform(0.05, 0.5) * attempt)
             except lake.DatabaseError as error:
                 reason = database.scrub(home, str(error))
-                text = f"The catalog {database.shown(home)} could not take {message!r}: {reason}. The files below HOME are kept; rerun."
+                text = (
+                    f"The catalog {database.shown(home)} could not take {message!r}: {reason}. The files below HOME "
+                    "are kept; rerun."
+                )
                 raise StorageError(text) from error
     raise AssertionError("unreachable: the last attempt returns or raises")
 

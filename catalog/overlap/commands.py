@@ -1,7 +1,4 @@
-"""Count the scenes and captions that two datasets or splits share.
-
-Owns: the command line of `goodviews overlap`. Does not own: the comparison (`catalog.overlap.comparison`) and its rows (`catalog.rows.overlaps`).
-"""
+"""Count the scenes and captions that two datasets or splits share."""
 
 from __future__ import annotations
 

@@ -1,21 +1,19 @@
-"""What two parts of the catalog share: scenes and captions, by the id of the photo, by its bytes, by its words.
+"""Count the scenes and captions that two parts share, by id, image bytes and words.
 
-Owns: the comparison in bounded memory and its counts. Does not own: the rows of the table `overlap_counts` (`catalog.rows.overlaps`),
-near duplicates (`catalog.overlap.near`), leakage of a score (`catalog.overlap.leakage`).
-Invariant: a thing counts as shared only when both sides hold it; what says nothing (an empty normal form, the digest of no
-bytes, an id that is a place) is no thing; a kind that one side does not know at all is unknown and not 0.
+Invariant: an item counts as shared only when both sides hold it. Values without information (an empty normal form, the
+digest of no bytes, an id that is a position) are not items. A kind that one side does not record is unknown, not 0.
 
   id                 the identity of the scene (`catalog.overlap.identity`)
   sha256             bytes of an image that stand under at most `PLACEHOLDER_SCENES` scenes on each side
-  sha256_common      bytes that stand under more, as a placeholder does
+  sha256_common      bytes that stand under more scenes, as a placeholder does
   caption            a caption in its normal form (`catalog.wording`)
-  caption_set        the whole set of a scene's captions, of two or more distinct ones
+  caption_set        the whole set of a scene's captions, if it has two or more distinct ones
   id_and_captions    the identity and the whole set of captions, of one or more
-  id_and_letters     the same with blanks left out of the normal forms, so that `close up` is `closeup`
-  near               captions of a Jaccard similarity of at least the threshold, equal ones included
+  id_and_letters     the same, with blanks removed from the normal forms, so that `close up` equals `closeup`
+  near               captions whose Jaccard similarity is at least the threshold, equal ones included
 
-Everything is compared by 128-bit digests, so that a caption costs 60 bytes whatever its length; DuckDB keeps at most
-`memory_limit` of them in memory and the rest on disk.
+Everything is compared by 128-bit digests, so a caption costs 60 bytes whatever its length; DuckDB keeps at most
+`memory_limit` of them in memory and spills the rest to disk.
 """
 
 from __future__ import annotations
@@ -109,14 +107,20 @@ def compare(
             return _compare(reader, *parts, near_from=near_from)
         except lake.DatabaseError as error:
             reason = database.scrub(home, str(error))
-            message = f"The catalog could not compare {parts[0].name} with {parts[1].name}: {reason}. With too little memory or room in TMPDIR, raise --memory or set TMPDIR."
+            message = (
+                f"The catalog could not compare {parts[0].name} with {parts[1].name}: {reason}. With too little "
+                "memory or room in TMPDIR, raise --memory or set TMPDIR."
+            )
             raise StorageError(message) from error
 
 
 def _refuse_containment(left: Part, right: Part) -> None:
     same = (left.dataset, left.version) == (right.dataset, right.version)
     if same and (None in (left.split, right.split) or left.split == right.split):
-        message = f"{left.name} and {right.name} are one set, or one holds the other, so all of it is shared. Name two datasets, versions or splits."
+        message = (
+            f"{left.name} and {right.name} are one set, or one holds the other, so all of it is shared. Name two "
+            "datasets, versions or splits."
+        )
         raise UsageError(message)
 
 
@@ -188,7 +192,8 @@ def _part_common_pictures(reader: Lake) -> None:
     run(f"CREATE TEMP TABLE common_pictures AS {often}")
     for side in "lr":
         run(
-            f"CREATE TEMP TABLE {side}_sha256_common AS SELECT * FROM {side}_sha256 SEMI JOIN common_pictures USING (item)"
+            f"CREATE TEMP TABLE {side}_sha256_common AS SELECT * FROM {side}_sha256 SEMI JOIN common_pictures "
+            "USING (item)"
         )
         run(f"DELETE FROM {side}_sha256 WHERE item IN (SELECT item FROM common_pictures)")
 
@@ -267,6 +272,7 @@ def _notes(kinds: list[Kind], parts: tuple[Part, Part], spaces: list[list[str]])
         notes.append("images cannot be compared: no sha256 is recorded on one of the sides")
     if common := found["sha256_common"].shared:
         notes.append(
-            f"{common:,} shared images stand under more than {PLACEHOLDER_SCENES} scenes of a side and may be placeholders"
+            f"{common:,} shared images stand under more than {PLACEHOLDER_SCENES} scenes of a side and may be "
+            "placeholders"
         )
     return notes

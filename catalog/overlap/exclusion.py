@@ -1,10 +1,9 @@
-"""What must be left out of a dataset because another one is evaluated on: the keys of its scenes, and how many were left out.
+"""Keys of the scenes to leave out of a dataset because another is used for evaluation.
 
-Owns: which things of a part count, in SQL and in bounded memory. Does not own: the options, and what becomes of a scene that
-has such a thing (`pipelines.ingest.exclusion`).
-Invariant: the keys are a function of the parts' versions and of `by`; what says nothing (no id outside its dataset, an empty
-normal form, the digest of no bytes) is no key. Bytes under many scenes are one: a set with a row for each caption has five scenes a
-picture, and leaving out a placeholder picture does no harm.
+Invariant: the keys are a function of the parts' versions and of `by`. Values without information (an id that means
+nothing outside its dataset, an empty normal form, the digest of no bytes) give no key. Image bytes that stand under
+many scenes still give a key: a set with one row a caption has five scenes a picture, and excluding a placeholder is
+harmless.
 
   id            the identity of the scene (`catalog.overlap.identity`)
   sha256        bytes of an image

@@ -1,9 +1,7 @@
-"""What the id of a scene names outside its own dataset: one photo under several spellings, or nothing at all.
+"""What the id of a scene names outside its own dataset, so that one photo is found again.
 
-Owns: the rules by kind of source, in Python and as SQL, and the 16-byte keys by which sets of scenes are compared. Does not
-own: the normal form of a text (`catalog.wording`), comparing (`catalog.overlap.comparison`, `catalog.overlap.leakage`) and leaving out.
-Invariant: two ids are one identity only when they name one thing. An id that is a place (a row of a file, a number of a draw,
-the key of a download) has none; and `sql_identity` equals `identity` id by id.
+Invariant: two ids have one identity only when they name the same thing. An id that is a position (a row of a file, a
+number of a random draw, the key of a download) has none; and `sql_identity` equals `identity` for every id.
 """
 
 from __future__ import annotations

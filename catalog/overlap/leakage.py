@@ -1,12 +1,11 @@
-"""Which scored scenes a training set has seen: by their words, by their key, by the id their source gave them.
+"""Find the scored scenes that a training set holds: by caption, scene key or source id.
 
-Owns: the SQL and the sets it returns. Does not own: what a score does with them (`indexing.sets.leakage`).
-Invariant: everything that may be the same is counted as leaked; a scene counts once in a kind, however many captions match.
+Invariant: everything that may be the same counts as leaked; a scene counts once in a kind, however many captions match.
 
   exact        a caption of the scene is a caption of the training set, character by character
-  normalised   the same after case folding and without punctuation (`catalog.wording`); holds every exact one
-  scene        the training set holds that scene key of the same dataset, of whichever version
-  source_id    another dataset holds the identity of the scene, as its source's id names it (`catalog.overlap.identity`)
+  normalised   the same after case folding and without punctuation (`catalog.wording`); includes every exact match
+  scene        the training set holds that scene key of the same dataset, in any version
+  source_id    another dataset holds the identity of the scene (`catalog.overlap.identity`)
 """
 
 from __future__ import annotations
@@ -98,7 +97,8 @@ def _refuse_absent(reader: Lake, part: Part) -> None:
     query = f"SELECT 1 FROM versions.scenes AS s WHERE {WHERE} LIMIT 1"
     if not reader.rows(query, part.values):
         raise InputError(
-            f"The catalog holds no scene of {part.name}, so nobody can say what of it leaked. Ingest it again, or rebuild the catalog."
+            f"The catalog holds no scene of {part.name}, so nobody can say what of it leaked. Ingest it again, "
+            "or rebuild the catalog."
         )
 
 
@@ -124,7 +124,10 @@ def _roles(part: Part) -> list[list[str]]:
 
 
 def _by_key(reader: Lake, training: Part) -> frozenset[str]:
-    query = f"SELECT s.scene_key FROM versions.scenes AS s SEMI JOIN scored_keys AS k ON (s.scene_key = k.scene_key) WHERE {WHERE}"
+    query = (
+        "SELECT s.scene_key FROM versions.scenes AS s SEMI JOIN scored_keys AS k ON (s.scene_key = k.scene_key) "
+        f"WHERE {WHERE}"
+    )
     return frozenset(str(key) for (key,) in reader.rows(query, training.values))
 
 

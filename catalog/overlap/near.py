@@ -1,12 +1,12 @@
-"""Captions that are nearly the same: word shingles, MinHash signatures, and the true similarity of every candidate.
+"""Find nearly equal captions with MinHash and compute the similarity of each candidate.
 
-Owns: shingles, signatures, bands, verification. Does not own: what is counted of the pairs (`catalog.overlap.comparison`).
-Invariant: every pair in `near_pairs` has the Jaccard similarity asked for, computed from 64-bit hashes of all of its
-shingles; signatures decide only which pairs are looked at, and miss at most `MISSED` of those at the threshold, fewer above it.
+Invariant: every pair in `near_pairs` has at least the requested Jaccard similarity, computed from the 64-bit hashes of
+all its shingles. Signatures only select candidates; at the threshold they miss at most the share `MISSED`, fewer above.
 
-Similarity is the Jaccard index of the sets of word pairs of two normal forms (one word stands for itself), so order counts:
-`man bites dog` and `dog bites man` share nothing. Signatures and banding: Broder 1997; Leskovec et al., Mining of Massive
-Datasets, 3.4. Signatures are of `rensa`, some 6 microseconds a caption; bands are joined by DuckDB, which spills.
+Similarity is the Jaccard index of the sets of word pairs of two normal forms (a single word stands for itself), so
+order matters: `man bites dog` and `dog bites man` share nothing. Signatures and banding: Broder 1997; Leskovec et al.,
+Mining of Massive Datasets, 3.4. `rensa` computes signatures in about 6 microseconds a caption; DuckDB joins bands and
+spills.
 """
 
 from __future__ import annotations
@@ -100,7 +100,11 @@ def _plan_blocks(reader: Lake, left: Part, right: Part) -> list[int]:
     )
     total = int(reader.rows("SELECT coalesce(sum(pairs), 0) FROM near_blocks")[0][0])
     if total > MOST_CANDIDATES:
-        message = f"{left.name} and {right.name} have {total:,} candidates of nearly equal captions, and --near compares at most {MOST_CANDIDATES:,}. Captions of one template do that. Raise --threshold, name single splits, or leave --near out."
+        message = (
+            f"{left.name} and {right.name} have {total:,} candidates of nearly equal captions, and --near compares "
+            f"at most {MOST_CANDIDATES:,}. Captions of one template do that. Raise --threshold, name single splits, "
+            "or leave --near out."
+        )
         raise UsageError(message)
     return [int(row[0]) for row in reader.rows("SELECT DISTINCT block FROM near_blocks ORDER BY block")]
 

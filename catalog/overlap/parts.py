@@ -1,7 +1,7 @@
-"""Which part of the catalog a word of the command line means: `DATASET[@VERSION][:SPLIT]`, or `/SPLIT`.
+"""A part of the catalog: a dataset version, one of its splits, and how both are named.
 
-Owns: the grammar, and finding the version and the split. Does not own: what is done with the part.
-Invariant: a part that is returned holds at least one scene; a name that fits nothing ends in a sentence with those that do.
+Names are `DATASET[@VERSION][:SPLIT]`, or `/SPLIT`.
+Invariant: a part that `resolve` returns holds at least one scene; the error for any other name lists the known ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""How figures of the page look: one canvas, one palette, labels at the marks, and the same bytes for the same numbers.
+"""The look of the report's figures: canvas, colours, placing of labels, SVG and PNG bytes.
 
-Owns: canvas, colours, the placing of labels, the bytes of SVG and PNG. Does not own: which numbers are drawn (`figures`).
-Invariant: nothing global of matplotlib is touched (no pyplot, rcParams only inside a context), no date and no random id
-is written, and text from outside is never read as mathematics.
+Invariant: the same numbers give the same bytes. No global state of matplotlib changes (no pyplot, rcParams only inside
+a context), no date or random id is written, and text from outside is never read as mathematics.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The figures of the page: which numbers are drawn, and the sentence below each that says what to read off.
+"""Charts of the report: dots with intervals, curves and bars, with captions.
 
-Owns: dots with intervals, curves, counts. Does not own: the look (`drawing`), the numbers (`scores`, `contents`).
-Invariant: every mark is a number of the catalog; nothing is smoothed, fitted or left out without a word in the caption.
+Invariant: every mark is a number of the catalog; nothing is smoothed, fitted or omitted unless the caption says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Show what the catalog holds as one page: data, trainings, scores, pictures.
-
-Owns: the command line of `goodviews report`. Does not own: the page (`catalog.report`).
-"""
+"""Show data, trainings, scores and pictures of the catalog as one HTML page."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What the catalog says of data and trainings, for a page: counts from the shards, curves from the metrics.
+"""Read everything that the report shows, except pictures, from one snapshot of the catalog.
 
-Owns: these queries. Does not own: scores (`scores`), encoders and runs (`encoders`), their look.
-Invariant: read-only, and bounded: counts come from the shard table and never from captions; a curve has at most CURVE_POINTS
+Invariant: reading is bounded. Counts come from the shard table, never from captions; a curve has at most CURVE_POINTS
 points, which are rows of the catalog.
 """
 
@@ -15,7 +14,7 @@ from typing import Any, Final
 
 from catalog.lake import lake
 from catalog.lake.lake import Lake
-from catalog.report.encoders import Encoder, Run, read_encoders, read_runs, records
+from catalog.report.encoders import Encoder, Run, read_encoders, read_runs
 from catalog.report.scores import Score, read_scores
 from catalog.rows.alignments import DIFFERENCE
 from catalog.rows.theory import Check, latest_checks
@@ -26,7 +25,7 @@ CURVES: Final = ("loss", "inv", "sigreg", "effective_rank", "validation_loss")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class SplitCounts:
     """One split of the current version of a dataset. captions_per_scene: scenes by number of captions."""
 
     dataset: str
@@ -50,7 +49,7 @@ class Contents:
     snapshot: int
     snapshot_time: datetime.datetime
     versions: Mapping[str, str]
-    parts: Sequence[Part]
+    parts: Sequence[SplitCounts]
     runs: Mapping[str, Run]
     encoders: Mapping[str, Encoder]
     scores: Sequence[Score]
@@ -94,15 +93,15 @@ def _snapshot(reader: Lake) -> tuple[int, datetime.datetime]:
     return int(number), time
 
 
-def _parts(reader: Lake) -> list[Part]:
+def _parts(reader: Lake) -> list[SplitCounts]:
     query = """SELECT dataset, version, split, sum(scenes)::BIGINT AS scenes, sum(captions)::BIGINT AS captions,
         sum(texts_read)::BIGINT AS texts_read, sum(texts_kept)::BIGINT AS texts_kept, sum(rejects)::BIGINT AS rejects,
         count(*) AS shards, sum(bytes)::BIGINT AS bytes FROM main.shards GROUP BY ALL ORDER BY ALL"""
     reasons, numbers = (_histogram(reader, column) for column in ("rejects_by_reason", "captions_per_scene"))
     found = []
-    for row in records(reader, query):
+    for row in reader.records(query):
         place = (row["dataset"], row["split"])
-        found.append(Part(**row, rejects_by_reason=reasons[place], captions_per_scene=numbers[place]))
+        found.append(SplitCounts(**row, rejects_by_reason=reasons[place], captions_per_scene=numbers[place]))
     return found
 
 
@@ -121,7 +120,8 @@ def _curves(reader: Lake) -> dict[tuple[str, str], list[tuple[int, float]]]:
     query = f"""SELECT run_id, name, step, value FROM (SELECT *, count(*) OVER (PARTITION BY run_id, name) AS n,
             row_number() OVER (PARTITION BY run_id, name ORDER BY step) AS place
             FROM main.metrics WHERE name IN ({names}) AND isfinite(value))
-        WHERE place = n OR (place - 1) % greatest(1, ceil(n / {CURVE_POINTS - 1})::BIGINT) = 0 ORDER BY run_id, name, step"""
+        WHERE place = n OR (place - 1) % greatest(1, ceil(n / {CURVE_POINTS - 1})::BIGINT) = 0
+        ORDER BY run_id, name, step"""
     found: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
     for run_id, name, step, value in reader.rows(query):
         found[run_id, name].append((step, value))

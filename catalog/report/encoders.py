@@ -1,8 +1,8 @@
-"""Who made an embedding set: which run, arm, seed and checkpoint, under a name that tells encoders of one page apart.
+"""Runs and encoders as the report names them, with their arm, seed and checkpoint.
 
-Owns: reading sets and runs from the catalog, and their names on a page. Does not own: scores.
-Invariant: two encoders bear one label only when their vectors come from the same run and checkpoint, or from the same model; runs
-are one system only when their configs differ in nothing but the seed and what decides no result (`run`, `forecast`).
+Invariant: two encoders have the same label only when their vectors come from the same run and checkpoint, or from the
+same model. Runs belong to one system only when their configs differ in nothing but the seed and settings that do not
+change a result (`run`, `forecast`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import orjson
 
 from catalog.lake.answers import printable
 from catalog.lake.lake import Lake
+from catalog.rows.runs import JSON_COLUMNS
 from infra.models import checkpoints
 
 
@@ -58,19 +59,9 @@ class Encoder:
         return self.run_id is not None and self.checkpoint is checkpoints.LAST
 
 
-def records(reader: Lake, query: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
-    """Rows of a query as dictionaries."""
-    cursor = reader.connection.execute(query, list(values))
-    names = [str(column[0]) for column in cursor.description or []]
-    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-
-
 def read_runs(reader: Lake) -> dict[str, Run]:
     """All runs by id, oldest first."""
-    rows = records(reader, "SELECT * FROM main.runs ORDER BY started_at, run_id")
-    for row in rows:
-        for name in ("config", "dataset_versions"):
-            row[name] = orjson.loads(row[name] or "{}")
+    rows = reader.records("SELECT * FROM main.runs ORDER BY started_at, run_id", decode=JSON_COLUMNS)
     systems = {row["run_id"]: _system(row) for row in rows}
     labels = _labels([(systems[row["run_id"]], _arm(row), str(row["run_id"])) for row in rows])
     return {
@@ -90,7 +81,7 @@ def read_runs(reader: Lake) -> dict[str, Run]:
 
 def read_encoders(reader: Lake, runs: Mapping[str, Run]) -> dict[str, Encoder]:
     """All embedding sets by id."""
-    rows = records(reader, "SELECT * FROM main.embeddings ORDER BY created_at, embedding_id")
+    rows = reader.records("SELECT * FROM main.embeddings ORDER BY created_at, embedding_id")
     return {row["embedding_id"]: _encoder(row, runs) for row in rows}
 
 

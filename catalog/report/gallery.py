@@ -1,9 +1,7 @@
-"""Pictures with the caption that each encoder picks, and neighbours side by side.
+"""Example pictures with the caption each encoder picks, and neighbours side by side.
 
-Owns: which scenes are shown and what is shown of them. Does not own: picks and neighbours (`indexing` keeps them beside maps
-and scores), pictures (`pictures`).
-Invariant: scenes are drawn by the hash of their key, never by how an encoder did on them, so that right and wrong ones stand in
-their true proportion; all encoders of one gallery were asked the same queries.
+Invariant: scenes are chosen by the hash of their key, never by the result of an encoder, so right and wrong answers
+appear in their true proportion; all encoders of a gallery were given the same queries.
 """
 
 from __future__ import annotations
@@ -142,7 +140,8 @@ def _picks(home: Home, score: Score) -> pa.Table | None:
     said = orjson.loads(storage.read_bytes(record_url)).get("files", {}).get("picks.parquet", {}).get("sha256")
     if said != hashlib.sha256(data).hexdigest():
         raise IntegrityError(
-            f"{url} has another sha256 than the record of its map says, so the page would show other picks than were scored. Rerun `goodviews rotate`."
+            f"{url} has another sha256 than the record of its map says, so the page would show other picks than "
+            "were scored. Rerun `goodviews rotate`."
         )
     table = pq.read_table(pa.BufferReader(data))
     table = table.filter(pa.compute.equal(table["direction"], score.row["direction"]))

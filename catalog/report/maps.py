@@ -1,7 +1,6 @@
-"""Sections of maps: what is found through a rotation, and how many pairs it takes.
+"""Sections of the report on fitted maps: retrieval, and how many pairs a map needs.
 
-Owns: which scores of maps stand in which figure and table. Does not own: queries and groups (`scores`), drawing (`figures`).
-Invariant: no result of a map stands without its two controls when the catalog holds them.
+Invariant: a result of a map is shown with its two controls whenever the catalog holds them.
 """
 
 from __future__ import annotations
@@ -49,7 +48,10 @@ def retrieval(contents: Contents, palette: Palette) -> Section:
         lead="A rotation is fitted on pairs of some scenes; on other scenes, each query looks for its partner among all of them. R@1 is the share of "
         "queries whose right partner comes first; ties count as misses. A random rotation and one fitted on shuffled pairs are the controls: they should stay at chance.",
         pieces=pieces,
-        query="SELECT left_name, right_name, metric, map, direction, protocol, pairs, value, low, high, chance, n FROM alignments WHERE map <> 'none' ORDER BY metric, value DESC",
+        query=(
+            "SELECT left_name, right_name, metric, map, direction, protocol, pairs, value, low, high, chance, n FROM "
+            "alignments WHERE map <> 'none' ORDER BY metric, value DESC"
+        ),
         absent="No map is in the catalog yet. `goodviews rotate LEFT RIGHT --fit-share 0.5` fits and scores one.",
     )
 
@@ -80,11 +82,17 @@ def _retrieval_figure(groups: Sequence[Group], scores: Iterable[Score], palette:
         for found in groups
     ]
     top = groups[0].scores[0]
-    alt = f"R@1 by encoder. Highest where {top.direction}: {top.subject.label}, {number(top.value)}; chance {number(groups[0].chance)}."
+    alt = (
+        f"R@1 by encoder. Highest where {top.direction}: {top.subject.label}, {number(top.value)}; chance "
+        f"{number(groups[0].chance)}."
+    )
     return charts.dots(
         "retrieval",
         alt,
-        "Read off: how often the first answer is the right one, against chance and the two controls. An encoder whose controls are not at chance tells something else than alignment.",
+        (
+            "Read off: how often the first answer is the right one, against chance and the two controls. An encoder "
+            "whose controls are not at chance tells something else than alignment."
+        ),
         panels,
     )
 
@@ -169,7 +177,10 @@ def pairs_curve(contents: Contents, palette: Palette) -> Section:
     for members in lines.values():
         if len({m.row["pairs"] for m in members}) > 1:
             one = members[0]
-            place = f"{one.row['map']}, {one.direction}, {one.row['protocol']}, with {one.against}, {count(one.row['n'])} items"
+            place = (
+                f"{one.row['map']}, {one.direction}, {one.row['protocol']}, with {one.against}, "
+                f"{count(one.row['n'])} items"
+            )
             panels.setdefault((place,), []).append(sorted(members, key=lambda s: int(s.row["pairs"])))
     drawn = [_pairs_panel(key[0], found, palette) for key, found in list(panels.items())[:MOST_FIGURE_GROUPS]]
     pieces: list[Piece] = []
@@ -179,17 +190,29 @@ def pairs_curve(contents: Contents, palette: Palette) -> Section:
             charts.curves(
                 "pairs",
                 f"R@1 against the number of pairs for {', '.join(names)}.",
-                "Read off: how few pairs place one space into the other, and where more pairs stop helping. Vertical lines are 95 % intervals over items.",
+                (
+                    "Read off: how few pairs place one space into the other, and where more pairs stop helping. "
+                    "Vertical lines are 95 % intervals over items."
+                ),
                 drawn,
             )
         )
     return Section(
         anchor="pairs",
         title="How many pairs does it need?",
-        lead="If two encoders agree up to a rotation, a few well-placed pairs find it. The same map, fitted on growing parts of the pairs:",
+        lead=(
+            "If two encoders agree up to a rotation, a few well-placed pairs find it. The same map, fitted on "
+            "growing parts of the pairs:"
+        ),
         pieces=pieces,
-        query="SELECT left_name, direction, protocol, pairs, value, low, high FROM alignments WHERE metric = 'recall@1' ORDER BY left_name, direction, protocol, pairs",
-        absent="No map was fitted on several numbers of pairs. `goodviews rotate LEFT RIGHT --fit-share 0.5 --curve 10,30,100` does it.",
+        query=(
+            "SELECT left_name, direction, protocol, pairs, value, low, high FROM alignments WHERE metric = "
+            "'recall@1' ORDER BY left_name, direction, protocol, pairs"
+        ),
+        absent=(
+            "No map was fitted on several numbers of pairs. `goodviews rotate LEFT RIGHT --fit-share 0.5 --curve "
+            "10,30,100` does it."
+        ),
     )
 
 

@@ -1,8 +1,7 @@
-"""The report as files: one page that needs nothing beside it, and each plot as PNG and SVG.
+"""Write the report: one self-contained HTML page, and each figure as PNG and SVG.
 
-Owns: the order of sections, the template, publication. Does not own: what stands in a section (`scored`, `made`, `gallery`, `theory`).
-Invariants: the page asks the network for nothing and runs no script; every text is escaped, for captions come from outside; the
-same snapshot and files below HOME give the same bytes.
+Invariants: the page requests nothing from the network and runs no script; every text is escaped, because captions come
+from outside; the same snapshot and files below HOME give the same bytes.
 """
 
 from __future__ import annotations
@@ -64,7 +63,8 @@ def write_report(home: Home, config: ReportConfig) -> Report:
             sections = make_sections(home, reader, contents)
         except lake.DatabaseError as error:
             raise StorageError(
-                f"The catalog {database.shown(home)} failed to answer: {database.scrub(home, str(error))}. `goodviews catalog verify` says whether a file is missing."
+                f"The catalog {database.shown(home)} failed to answer: {database.scrub(home, str(error))}. "
+                "`goodviews catalog verify` says whether a file is missing."
             ) from None
     page = render(config.title, contents, sections).encode()
     name = f"snapshot-{contents.snapshot}-{hashlib.sha256(page).hexdigest()[:8]}"
@@ -107,10 +107,16 @@ def _gallery(home: Home, reader: Lake, contents: Contents) -> Section:
     return Section(
         anchor="gallery",
         title="Which caption does each encoder pick for a picture?",
-        lead="The picture is mapped into the text space; the nearest caption there is the answer, out of the captions of all scored scenes.",
+        lead=(
+            "The picture is mapped into the text space; the nearest caption there is the answer, out of the captions "
+            "of all scored scenes."
+        ),
         pieces=[found] if found is not None else [],
         query="",
-        absent="No map between pictures and captions keeps its picks. `goodviews rotate` between a set of pictures and one of captions does.",
+        absent=(
+            "No map between pictures and captions keeps its picks. `goodviews rotate` between a set of pictures and "
+            "one of captions does."
+        ),
     )
 
 
@@ -125,7 +131,10 @@ def _neighbours(home: Home, reader: Lake, contents: Contents) -> Section:
     return Section(
         anchor="neighbours",
         title="Who are the neighbours?",
-        lead="What mutual k-NN counts, for a few scenes drawn by the hash of their key: the nearest scenes in one space and in the other.",
+        lead=(
+            "What mutual k-NN counts, for a few scenes drawn by the hash of their key: the nearest scenes in one "
+            "space and in the other."
+        ),
         pieces=pieces,
         query="",
         absent="No score keeps its neighbours. `goodviews align` with the metric mutual_knn does.",

@@ -1,9 +1,7 @@
-"""Pictures and captions of single scenes, out of the published tars and parquet.
+"""Read captions and small pictures of single scenes from the published shards.
 
-Owns: finding a scene's sample in a good tar by the offsets of its manifest, and making a small picture of it. Does not own:
-which scenes are shown (`gallery`).
-Invariants: a picture belongs to the scene under whose key it is shown, or is not shown; bytes that Pillow cannot read whole
-never reach the page.
+Invariants: a picture is shown only under the key of its own scene; bytes that Pillow cannot read completely never reach
+the page.
 """
 
 from __future__ import annotations
@@ -111,7 +109,8 @@ def _sample_picture(url: str, tar: ShardFile, key: str, row: int) -> bytes | Non
 
 def _misplaced(url: str, key: str) -> IntegrityError:
     return IntegrityError(
-        f"{url} does not hold scene {key!r} where its manifest says, so another picture would be shown as that scene. Run `goodviews catalog verify`."
+        f"{url} does not hold scene {key!r} where its manifest says, so another picture would be shown as that "
+        "scene. Run `goodviews catalog verify`."
     )
 
 

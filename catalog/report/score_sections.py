@@ -1,8 +1,6 @@
-"""Sections of scores that no map was fitted for: alignment and probes; and what `mapped` shares with them.
+"""Sections of the report on scores without a map: alignment and probes.
 
-Owns: which scores stand in which figure and table, and what is said of them. Does not own: queries and groups (`scores`),
-drawing (`figures`).
-Invariant: each number is one of the catalog, or a mean, a spread or a count of such; what is left out is said.
+Invariant: each number is in the catalog, or is a mean, a spread or a count of such numbers; omissions are stated.
 """
 
 from __future__ import annotations
@@ -44,7 +42,10 @@ def alignment(contents: Contents, palette: Palette) -> Section:
         lead="Mutual k-NN takes an item, its k nearest neighbours in one space and in the other, and counts the share that is in both. "
         "Spaces that have nothing in common share as many as chance does, the dashed line. Dots are scores with the 95 % interval over items.",
         pieces=pieces,
-        query="SELECT left_name, right_name, metric, value, low, high, chance, calibrated, p_value, k, n FROM alignments WHERE map = 'none' ORDER BY value DESC",
+        query=(
+            "SELECT left_name, right_name, metric, value, low, high, chance, calibrated, p_value, k, n FROM "
+            "alignments WHERE map = 'none' ORDER BY value DESC"
+        ),
         absent="No alignment is in the catalog yet. `goodviews align LEFT RIGHT` scores two embedding sets.",
     )
 
@@ -52,7 +53,10 @@ def alignment(contents: Contents, palette: Palette) -> Section:
 def _alignment_figure(groups: Sequence[Group], palette: Palette) -> Figure:
     panels = [panel(found, palette, heading) for found, heading in zip(groups, titles(groups), strict=True)]
     top = groups[0].scores[0]
-    alt = f"Alignment by encoder. Highest {metric_name(top.row)} with {top.against}: {top.subject.label}, {number(top.value)}; chance {number(groups[0].chance)}."
+    alt = (
+        f"Alignment by encoder. Highest {metric_name(top.row)} with {top.against}: {top.subject.label}, "
+        f"{number(top.value)}; chance {number(groups[0].chance)}."
+    )
     return charts.dots(
         "alignment",
         alt,
@@ -141,7 +145,10 @@ def _samples_figure(groups: Sequence[Group], contents: Contents, palette: Palett
     return charts.curves(
         "alignment-by-samples",
         alt,
-        "Read off: whether alignment grows with training, and whether the arms part. Each line is a run: untrained, after one epoch, at its end; between these nothing was measured.",
+        (
+            "Read off: whether alignment grows with training, and whether the arms part. Each line is a run: "
+            "untrained, after one epoch, at its end; between these nothing was measured."
+        ),
         [panel],
     )
 
@@ -269,7 +276,10 @@ def probes(contents: Contents, palette: Palette) -> Section:
         pieces.append(
             charts.dots(
                 "probes",
-                f"Probe accuracy by encoder. Highest for {top.against}: {top.subject.label}, {number(top.value)}; chance {number(linear[0].chance)}.",
+                (
+                    f"Probe accuracy by encoder. Highest for {top.against}: {top.subject.label}, "
+                    f"{number(top.value)}; chance {number(linear[0].chance)}."
+                ),
                 "Read off: what of the world an encoder tells apart. Chance is the share of the most frequent label.",
                 [panel(g, palette, title(g)) for g in linear[:MOST_FIGURE_GROUPS]],
             )
@@ -281,7 +291,10 @@ def probes(contents: Contents, palette: Palette) -> Section:
         lead="A linear classifier and a nearest-neighbour vote learn a label from the vectors and are scored on scenes they have not seen (cross-validation). "
         "An alignment score says that two spaces agree; a probe says about what.",
         pieces=pieces,
-        query="SELECT left_name, right_name AS label, metric, value, low, high, chance, n FROM alignments WHERE metric LIKE 'probe_%' ORDER BY label, metric, value DESC",
+        query=(
+            "SELECT left_name, right_name AS label, metric, value, low, high, chance, n FROM alignments WHERE metric "
+            "LIKE 'probe_%' ORDER BY label, metric, value DESC"
+        ),
         absent="No probe is in the catalog yet. `goodviews probe SET --labels FILE` makes one.",
     )
 

@@ -1,8 +1,7 @@
-"""Scores of the catalog, put together as they may be compared.
+"""Scores of the catalog, grouped so that only comparable ones stand together.
 
-Owns: reading `alignments`, which rows stand in one group, spread over seeds. Does not own: how they are drawn.
-Invariant: rows of one group differ in the encoder that is scored and in nothing else that moves a score: not in the metric, k,
-n, scenes, map, number of pairs, direction, protocol, selection, nor in what they are scored against.
+Invariant: rows of one group differ in the scored encoder and in nothing else that changes a score: not in the metric,
+k, n, scenes, map, number of pairs, direction, protocol, selection or anchor.
 """
 
 from __future__ import annotations
@@ -14,12 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import orjson
-
 from catalog.lake.answers import printable
 from catalog.lake.lake import Lake
-from catalog.report.encoders import Encoder, records, unknown
-from catalog.rows.alignments import CHECKPOINT_COLUMNS
+from catalog.report.encoders import Encoder, unknown
+from catalog.rows.alignments import CHECKPOINT_COLUMNS, JSON_COLUMNS
 
 CONTROLS: Final = ("random", "shuffled")
 "Maps that saw no pair, or the wrong ones."
@@ -78,7 +75,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """One system over its seeds. lowest, highest: ends of the widest reach of the seeds' intervals, None without any."""
+    """One system over its seeds. lowest, highest: the ends of all seeds' intervals together, None without any."""
 
     label: str
     seeds: int
@@ -92,10 +89,7 @@ class Spread:
 
 def read_scores(reader: Lake, encoders: Mapping[str, Encoder]) -> list[Score]:
     """All scores, oldest first."""
-    rows = records(reader, "SELECT * FROM main.alignments ORDER BY created_at, alignment_id")
-    for row in rows:
-        for name in ("dataset_versions", "details"):
-            row[name] = orjson.loads(row[name] or "{}")
+    rows = reader.records("SELECT * FROM main.alignments ORDER BY created_at, alignment_id", decode=JSON_COLUMNS)
     return [_score(row, encoders) for row in rows]
 
 

@@ -1,7 +1,6 @@
-"""What a section of the page is made of: tables of text cells, notes, figures, galleries.
+"""The building blocks of a section (tables, notes, figures, galleries) and number formats.
 
-Owns: these shapes, how a number is written, the words for metrics. Does not own: which numbers stand in them (`scored`, `made`).
-Invariant: a number that is not known or not defined is a dash, never a zero.
+Invariant: a number that is unknown or undefined is a dash, never a zero.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The section of the theorems: exact encoders of finite worlds, and trained ones beside them.
+"""Section of the report on the theorems: exact encoders of finite worlds, and trained ones.
 
-Owns: which numbers of `theory` stand in which figure and table, and how these figures are drawn. Does not own: the checks
-(`trainer.theory.grid`, `trainer.theory.bridge`), the look (`drawing`).
-Invariant: every mark is a number of the catalog; the newest check of a kind is shown, whole.
+Invariant: every mark is a number of the catalog; the newest check of each kind is shown completely.
 """
 
 from __future__ import annotations
@@ -43,7 +41,10 @@ def theory(checks: Mapping[str, Check]) -> Section:
         "nothing but the state have the same ones, up to a rotation. Views that also share a nuisance spend a direction on it as soon as it is kept more "
         "strongly (beta) than the last direction of the world (alpha). A network that is trained with LeJEPA on such a world shows how near training comes.",
         pieces=pieces,
-        query="SELECT series, point, name, value FROM theory_values WHERE series IN ('below', 'above', 'special') ORDER BY ALL",
+        query=(
+            "SELECT series, point, name, value FROM theory_values WHERE series IN ('below', 'above', 'special') "
+            "ORDER BY ALL"
+        ),
         absent="No check of the theorems is in the catalog yet. `goodviews theory verify` makes one.",
     )
 
@@ -81,7 +82,10 @@ def threshold_figure(check: Check) -> Figure:
         return drawing.finished(
             canvas,
             name="theory-threshold",
-            alt=f"Alignment error against beta / alpha for {len(every):,} cases: 0 below 1, and 2, 4 ... {2 * dims} above.",
+            alt=(
+                f"Alignment error against beta / alpha for {len(every):,} cases: 0 below 1, and 2, 4 ... {2 * dims} "
+                "above."
+            ),
             caption=f"Read off: below the threshold all errors are 0, at most {_rounding(result['max_below_error'])}; above it the error is twice the number of "
             f"lost directions, up to {_rounding(result['max_above_deviation'])}. Good views stay at 0 whatever beta is, at most {_rounding(result['max_good_error'])}. "
             "The dashed line is 1e-12; an error of exactly 0 is drawn at the foot.",
@@ -116,7 +120,10 @@ def _regimes(check: Check) -> Table:
         ),
     ]
     return table(
-        f"{config['worlds']} worlds of {config['states']} states, encoders of {config['dims']} dimensions, seed {check.seed}: worst deviation from the claim",
+        (
+            f"{config['worlds']} worlds of {config['states']} states, encoders of {config['dims']} dimensions, seed "
+            f"{check.seed}: worst deviation from the claim"
+        ),
         [
             ("regime", lambda row: row[0]),
             ("cases", lambda row: f"{row[1]:,}"),
@@ -174,7 +181,10 @@ def bridge_figure(check: Check) -> Figure:
         return drawing.finished(
             canvas,
             name="theory-bridge",
-            alt=f"Principal angles between trained and closed-form encoders, for {', '.join(kind['name'] for kind in kinds)}; and the shares of eigenfunctions in what they learned.",
+            alt=(
+                "Principal angles between trained and closed-form encoders, for "
+                f"{', '.join(kind['name'] for kind in kinds)}; and the shares of eigenfunctions in what they learned."
+            ),
             caption="Read off: with a whitening penalty the network learns the span of the closed form (angles near 0, shares of 1 left of the dashed line and 0 right "
             "of it). SIGReg leaves it, the further the larger its weight: it buys Gaussian directions with weaker eigenfunctions and with nuisance. A line is the mean over seeds, a dot a "
             "seed (mean of two modalities); functions of equal strength share their mean.",
@@ -210,7 +220,10 @@ def _trained(check: Check) -> Table:
         return cell
 
     return table(
-        f"Trained on one world, {check.config['seeds']} seeds, mean and standard deviation over seeds; beta {check.result['beta']:.3f}",
+        (
+            f"Trained on one world, {check.config['seeds']} seeds, mean and standard deviation over seeds; beta "
+            f"{check.result['beta']:.3f}"
+        ),
         [
             ("arm and loss", lambda item: item[0]),
             ("largest angle, degrees", spread(f"angle_{dims}", 1)),

@@ -1,7 +1,6 @@
-"""Sections of what was made: trainings with their curves, data with its rejects, what the scored scenes share with training.
+"""Sections of the report on trainings (loss curves) and on data (counts, rejects, leakage).
 
-Owns: which numbers of jobs and runs stand in which figure and table. Does not own: queries (`contents`), drawing (`figures`).
-Invariant: counts are those of the shards; a curve is drawn through recorded points only.
+Invariant: counts are those of the shards; a curve connects recorded points only.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Any, Final
 
 from catalog.report import charts
 from catalog.report.canvas import Figure, Palette
-from catalog.report.contents import Contents, Part
+from catalog.report.contents import Contents, SplitCounts
 from catalog.report.encoders import Run
 from catalog.report.scores import Score
 from catalog.report.sections import Note, Piece, Section, Table, count, number, table, versions_text
@@ -62,7 +61,10 @@ def _curve_figures(contents: Contents, runs: Sequence[Run], palette: Palette) ->
             charts.curves(
                 "loss",
                 f"Training loss against steps for {_names(runs)}.",
-                "Read off: whether training went on falling, levelled off or broke. Runs of one name differ in their seed. Long curves are thinned to 400 of their points.",
+                (
+                    "Read off: whether training went on falling, levelled off or broke. Runs of one name differ in "
+                    "their seed. Long curves are thinned to 400 of their points."
+                ),
                 losses,
             )
         )
@@ -161,14 +163,19 @@ def data(contents: Contents) -> Section:
     return Section(
         anchor="data",
         title="What are the data?",
-        lead="A scene is one state of the world; its captions and pictures are observations of it. Every text that was read is kept or is a reject with a reason.",
+        lead=(
+            "A scene is one state of the world; its captions and pictures are observations of it. Every text that "
+            "was read is kept or is a reject with a reason."
+        ),
         pieces=pieces,
-        query="SELECT dataset, split, sum(scenes), sum(captions), sum(texts_read), sum(rejects) FROM shards GROUP BY ALL",
+        query=(
+            "SELECT dataset, split, sum(scenes), sum(captions), sum(texts_read), sum(rejects) FROM shards GROUP BY ALL"
+        ),
         absent="No data set is in the catalog yet. `goodviews ingest` brings one in.",
     )
 
 
-def _by_captions(part: Part) -> list[tuple[str, int]]:
+def _by_captions(part: SplitCounts) -> list[tuple[str, int]]:
     """At most ten bars; what comes after the ninth number is one bar."""
     counts = sorted(part.captions_per_scene.items())
     shown = [(f"{n} caption{'s' if n != 1 else ''}", scenes) for n, scenes in counts]
@@ -178,7 +185,7 @@ def _by_captions(part: Part) -> list[tuple[str, int]]:
     return shown
 
 
-def _by_reason(parts: Sequence[Part]) -> list[tuple[str, list[tuple[str, int]]]]:
+def _by_reason(parts: Sequence[SplitCounts]) -> list[tuple[str, list[tuple[str, int]]]]:
     found: dict[str, dict[str, int]] = {}
     for part in parts:
         reasons = found.setdefault(part.dataset, {})

@@ -1,7 +1,6 @@
-"""Scores in the catalog: one row a number, with everything that it must not be read without.
+"""Alignment scores in the catalog: the table `alignments`, one row a number.
 
-Owns: writing and reading the table `alignments`. Does not own: how a score is made (`indexing`).
-Invariant: a row is named by what it is a score of, so scoring again replaces it; a row never stands without its n.
+Invariant: the id of a row is a digest of what was scored, so scoring again replaces the row; every row has its n.
 """
 
 from __future__ import annotations
@@ -49,18 +48,19 @@ CHECKPOINT_COLUMNS: Final = {
 }
 "Columns of a row that hold the same score at an earlier checkpoint of the run."
 
-_JSON: Final = ("dataset_versions", "details")
+JSON_COLUMNS: Final = ("dataset_versions", "details")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlignmentRow:
     """One row of `alignments`.
 
-    left_id, right_id: embedding sets; right_id is None for a probe, where right_name says what was probed. map: rotation,
-    linear, ridge, mlp, random, shuffled, none. direction: left_to_right or right_to_left, of retrieval. pairs: pairs that a
-    map was fitted on. value may be NaN; low and high are the bootstrap interval. leakage: share of the scored scenes that a
-    training set holds, None where no training set is known. details: what has no column, as plain JSON. scored: digest of
-    what was scored (`digest_of` of its keys and of what a map was fitted on); kept in `details`.
+    left_id, right_id: embedding sets; right_id is None for a probe, where right_name says what was probed.
+    map: rotation, linear, ridge, mlp, random, shuffled or none. pairs: number of pairs that a map was fitted on.
+    direction: of retrieval, left_to_right or right_to_left. value may be NaN. low, high: the bootstrap interval.
+    leakage: share of the scored scenes that a training set holds, None where no training set is known.
+    details: what has no column, as plain JSON. scored: digest of what was scored (`digest_of` of its keys and of what a
+    map was fitted on); kept in `details`.
     """
 
     left_id: str
@@ -113,12 +113,12 @@ def digest_of(*parts: Iterable[str]) -> str:
     return hashlib.sha256(orjson.dumps(lists)).hexdigest()[:16]
 
 
-def difference_row(row: AlignmentRow, rival: tuple[str, str], found: Mapping[str, Any]) -> AlignmentRow:
-    """The row of a paired difference: what `row` scores minus the same score of a rival in the place of its set.
+def difference_row(row: AlignmentRow, baseline: tuple[str, str], found: Mapping[str, Any]) -> AlignmentRow:
+    """The row of a paired difference: what `row` scores minus the same score of a baseline set.
 
-    rival: embedding id and name. found: value, low, high, and values, the two scores. Its metric ends in DIFFERENCE.
+    baseline: embedding id and name. found: value, low, high, and values, the two scores. Its metric ends in DIFFERENCE.
     """
-    rival_id, rival_name = rival
+    baseline_id, baseline_name = baseline
     return dataclasses.replace(
         row,
         metric=row.metric + DIFFERENCE,
@@ -129,8 +129,8 @@ def difference_row(row: AlignmentRow, rival: tuple[str, str], found: Mapping[str
         leakage=None,
         untrained_value=None,
         first_epoch_value=None,
-        selection=f"{row.selection}; minus {rival_name} ({rival_id})",
-        details={"rival_id": rival_id, "rival_name": rival_name, "values": list(found["values"])},
+        selection=f"{row.selection}; minus {baseline_name} ({baseline_id})",
+        details={"rival_id": baseline_id, "rival_name": baseline_name, "values": list(found["values"])},
     )
 
 
@@ -142,12 +142,12 @@ def alignment_url(home: Home, alignment_id: str, *names: str) -> str:
 def record_alignments(home: Home, rows: Sequence[AlignmentRow]) -> int:
     """Write the rows in one commit, each in the place of an earlier one of its id; returns the snapshot before it.
 
-    A row without snapshot_id takes that snapshot. Raises ConflictError when the lock cannot be had, StorageError when the
-    catalog cannot take the rows.
+    A row without snapshot_id takes that snapshot. Raises ConflictError when the lock cannot be had, StorageError when
+    the catalog cannot take the rows.
     """
 
     def write(writer: Lake) -> int:
-        current = int(writer.rows(f"SELECT * FROM ducklake_current_snapshot({lake.quote(lake.ALIAS)})")[0][0])
+        current = writer.current_snapshot()
         for row in rows:
             _put(writer, row, current)
         return current
@@ -158,13 +158,8 @@ def record_alignments(home: Home, rows: Sequence[AlignmentRow]) -> int:
 def list_alignments(home: Home) -> list[dict[str, Any]]:
     """All rows, newest first, `dataset_versions` and `details` decoded. Raises InputError without a catalog."""
     with lake.reading(home) as reader:
-        cursor = reader.connection.execute("SELECT * FROM main.alignments ORDER BY created_at DESC, alignment_id")
-        names = [str(column[0]) for column in cursor.description or []]
-        found = [dict(zip(names, values, strict=True)) for values in cursor.fetchall()]
-    for row in found:
-        for name in _JSON:
-            row[name] = orjson.loads(row.get(name) or "{}")
-    return found
+        query = "SELECT * FROM main.alignments ORDER BY created_at DESC, alignment_id"
+        return reader.records(query, decode=JSON_COLUMNS)
 
 
 def _put(writer: Lake, row: AlignmentRow, snapshot: int) -> None:
@@ -172,9 +167,5 @@ def _put(writer: Lake, row: AlignmentRow, snapshot: int) -> None:
     # What was scored has no column: rows of earlier releases would lack it.
     values["details"] = {**row.details, "scored": values.pop("scored")}
     values["snapshot_id"] = snapshot if row.snapshot_id is None else row.snapshot_id
-    for name in _JSON:
-        values[name] = orjson.dumps(dict(values[name]), option=orjson.OPT_SORT_KEYS).decode()
-    names = ", ".join(lake.identifier(name) for name in values)
-    marks = ", ".join("to_timestamp(?)" if name.endswith("_at") else "?" for name in values)
     writer.connection.execute("DELETE FROM main.alignments WHERE alignment_id = ?", [row.alignment_id])
-    writer.connection.execute(f"INSERT INTO main.alignments ({names}) VALUES ({marks})", list(values.values()))
+    writer.insert("main.alignments", values)

@@ -1,9 +1,7 @@
-"""Embedding sets: the vectors of one model for one split, as files below HOME/embeddings and as one row in the catalog.
+"""Embedding sets: vectors of one model for one split, as files and as a row of the catalog.
 
-Owns: the record of a set, the schema of its files, their publication, finding and reading them. Does not own: how vectors
-are made (`pipelines.embed.job`), nor what is computed from them (`indexing`).
-Invariants: the manifest is published last and is the publication; the rows of a set have one canonical order, sorted by
-(scene_key, item), whatever files they lie in; a key stands once.
+Invariants: the manifest is published last, and publishes the set; the rows of a set have one canonical order, sorted by
+(scene_key, item) over all files; a key occurs once.
 
     HOME/embeddings/<embedding_id>/vectors/00000.parquet ...   scene_key, item, layer_<n> ...; sorted within the file
     HOME/embeddings/<embedding_id>/manifest.json               the EmbeddingRecord
@@ -29,7 +27,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from catalog.lake import lake
 from catalog.lake.lake import Lake
 from catalog.lake.transaction import commit_rows
 from infra import storage
@@ -129,9 +126,8 @@ def publish_vectors(
 ) -> EmbeddingFile:
     """Publish file `number` of a set, sorted by (scene_key, item); the same rows give the same bytes.
 
-    keys: columns of `KEYS`, N rows in any order. layers: number of the layer -> vectors (N, D) in the same order, all of one
-    dtype. Raises InputError for a key that stands twice, and for vectors that are not finite: they would be nobody's
-    neighbours, or everybody's.
+    keys: columns of `KEYS`, N rows in any order. layers: number of the layer -> vectors (N, D) in the same order, all of
+    one dtype. Raises InputError for a repeated key, and for vectors that are not finite, whose distances mean nothing.
     """
     keys = keys.select(KEYS.names).cast(KEYS)
     order = pc.sort_indices(keys, sort_keys=[("scene_key", "ascending"), ("item", "ascending")])
@@ -159,8 +155,8 @@ def publish_vectors(
 def publish_set(home: Home, record: EmbeddingRecord) -> EmbeddingRecord:
     """Check the files that `record` names, publish its manifest, write its row; returns the record.
 
-    A set of that id that is there already is replaced; its vectors are the same. Raises InputError when a key stands in two
-    files, IntegrityError when a file is not what the record says.
+    A set of the same id is replaced; its vectors are the same. Raises InputError when a key stands in two files,
+    IntegrityError when a file is not what the record says.
     """
     _refuse_repeats(read_keys(home, record))
     for file in record.files:
@@ -180,16 +176,10 @@ def register(home: Home, record: EmbeddingRecord) -> None:
 
 
 def insert(writer: Lake, record: EmbeddingRecord) -> None:
-    """The same on a lake that is open for writing already."""
+    """Write the row in the open transaction."""
     values = {field.name: getattr(record, field.name) for field in fields(record) if field.name != "files"}
-    for name in ("roles", "layers"):
-        values[name] = orjson.dumps(list(values[name])).decode()
-    for name in ("config", "dataset_versions"):
-        values[name] = orjson.dumps(dict(values[name]), option=orjson.OPT_SORT_KEYS).decode()
-    names = ", ".join(lake.identifier(name) for name in values)
-    marks = ", ".join("to_timestamp(?)" if name.endswith("_at") else "?" for name in values)
     writer.connection.execute("DELETE FROM main.embeddings WHERE embedding_id = ?", [record.embedding_id])
-    writer.connection.execute(f"INSERT INTO main.embeddings ({names}) VALUES ({marks})", list(values.values()))
+    writer.insert("main.embeddings", values)
 
 
 def _refuse_repeats(keys: pa.Table) -> None:
@@ -200,7 +190,10 @@ def _refuse_repeats(keys: pa.Table) -> None:
     same = pc.and_(pc.equal(name[1:], name[:-1]), pc.equal(item[1:], item[:-1]))
     if pc.any(same).as_py():
         place = pc.index(same, True).as_py()
-        message = f"Scene {name[place].as_py()!r}, item {item[place].as_py()}, stands twice among the vectors. A key names one row; leave one of the two out."
+        message = (
+            f"Scene {name[place].as_py()!r}, item {item[place].as_py()}, stands twice among the vectors. A key names "
+            "one row; leave one of the two out."
+        )
         raise InputError(message)
 
 
@@ -210,7 +203,10 @@ def _refuse_not_finite(vectors: Vectors, layer: int, keys: pa.Table, places: NDA
     if len(broken):
         row = int(np.flatnonzero(places == broken[0])[0])
         key, item = keys["scene_key"][row].as_py(), keys["item"][row].as_py()
-        message = f"{len(broken):,} of {len(vectors):,} vectors of layer {layer} are not finite, among them that of scene {key!r}, item {item}. The model overflowed, or the file is broken; a wider --dtype may help."
+        message = (
+            f"{len(broken):,} of {len(vectors):,} vectors of layer {layer} are not finite, among them that of scene "
+            f"{key!r}, item {item}. The model overflowed, or the file is broken; a wider --dtype may help."
+        )
         raise InputError(message)
 
 
@@ -233,7 +229,8 @@ def list_sets(home: Home) -> list[EmbeddingRecord]:
 def find(home: Home, name_or_id: str) -> EmbeddingRecord:
     """The newest set of that name, else the one whose id begins so (at least four digits).
 
-    Several of one name (made of another version, say, or from other pictures) are told with a warning. Raises InputError, which names what is near, when there is none or the beginning fits several.
+    Logs a warning when several have the name (for example of several dataset versions). Raises InputError, which names
+    similar sets, when there is none or the beginning fits several.
     """
     known = list_sets(home)
     named = [record for record in known if record.name == name_or_id]
@@ -268,7 +265,7 @@ def find(home: Home, name_or_id: str) -> EmbeddingRecord:
 
 
 def read_record(home: Home, embedding_id: str) -> EmbeddingRecord:
-    """Raises InputError when the set is not published, IntegrityError when its manifest is not one this release reads."""
+    """Raises InputError for a set that is not published, IntegrityError for a manifest this release cannot read."""
     url = set_url(home, embedding_id, MANIFEST)
     try:
         values = orjson.loads(storage.read_bytes(url))
@@ -279,7 +276,10 @@ def read_record(home: Home, embedding_id: str) -> EmbeddingRecord:
         values["files"] = tuple(EmbeddingFile(**file) for file in values["files"])
         record = EmbeddingRecord(**values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"{url} is not the manifest of an embedding set that this release reads ({error}). Remove the folder and rerun `goodviews embed`."
+        message = (
+            f"{url} is not the manifest of an embedding set that this release reads ({error}). Remove the folder and "
+            "rerun `goodviews embed`."
+        )
         raise IntegrityError(message) from error
     for file in record.files:
         if not re.fullmatch(r"vectors/[0-9]{5,}\.parquet", file.path):
@@ -291,7 +291,7 @@ def read_record(home: Home, embedding_id: str) -> EmbeddingRecord:
 
 
 def read_keys(home: Home, record: EmbeddingRecord) -> pa.Table:
-    """scene_key, item of all N rows in canonical order. Raises IntegrityError when a file is not what the record says."""
+    """scene_key, item of all N rows in canonical order. Raises IntegrityError for a file that differs from the record."""
     keys = _stored_keys(home, record)
     return keys.take(_canonical_order(keys)).combine_chunks()
 
@@ -330,7 +330,10 @@ def _stored_keys(home: Home, record: EmbeddingRecord) -> pa.Table:
     """The keys in the order of the files."""
     if record.rows != sum(file.rows for file in record.files):
         rows = sum(file.rows for file in record.files)
-        message = f"The manifest of embedding set {record.name!r} counts {record.rows:,} rows, its files {rows:,}. Remove {set_url(home, record.embedding_id)} and rerun `goodviews embed`."
+        message = (
+            f"The manifest of embedding set {record.name!r} counts {record.rows:,} rows, its files {rows:,}. Remove "
+            f"{set_url(home, record.embedding_id)} and rerun `goodviews embed`."
+        )
         raise IntegrityError(message)
     tables = [_read(home, record, file, KEYS.names).cast(KEYS) for file in record.files]
     return pa.concat_tables([KEYS.empty_table(), *tables])
@@ -381,5 +384,8 @@ def _check_columns(home: Home, record: EmbeddingRecord, file: EmbeddingFile) -> 
 
 def _changed(home: Home, record: EmbeddingRecord, file: EmbeddingFile, what: str) -> IntegrityError:
     folder = set_url(home, record.embedding_id)
-    message = f"File {file.path} of embedding set {record.name!r} ({record.embedding_id}) {what}. Scores of it would be wrong; remove {folder} and rerun `goodviews embed`."
+    message = (
+        f"File {file.path} of embedding set {record.name!r} ({record.embedding_id}) {what}. Scores of it would be "
+        f"wrong; remove {folder} and rerun `goodviews embed`."
+    )
     return IntegrityError(message)

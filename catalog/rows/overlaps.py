@@ -1,8 +1,7 @@
-"""Comparisons in the catalog: one row a comparison and kind.
+"""Comparisons in the catalog: the table `overlap_counts`, one row a comparison and kind.
 
-Owns: writing the table `overlap_counts`. Does not own: the counts (`catalog.overlap.comparison`).
-Invariant: a comparison is named by its two parts and its threshold, so comparing again replaces its rows. No file holds these
-rows: `catalog rebuild` carries them over from the old catalog, and when that is lost they are made again by comparing again.
+Invariant: a comparison is identified by its two parts and its threshold, so comparing again replaces its rows. No file
+holds them: `catalog rebuild` copies them from the old catalog; if that is lost, comparing again restores them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any
 
 import orjson
 
-from catalog.lake import lake
 from catalog.lake.lake import Lake
 from catalog.lake.transaction import commit_rows
 from catalog.overlap.comparison import Comparison, Kind
@@ -36,18 +34,17 @@ def record(home: Home, found: Comparison) -> str:
     name = overlap_id(found.left, found.right)
 
     def write(writer: Lake) -> None:
-        snapshot = int(writer.rows(f"SELECT * FROM ducklake_current_snapshot({lake.quote(lake.ALIAS)})")[0][0])
+        snapshot = writer.current_snapshot()
         for kind in found.kinds:
             values = {"overlap_id": name, **_values(found, kind), "snapshot_id": snapshot, "created_at": time.time()}
             writer.connection.execute(
-                "DELETE FROM main.overlap_counts WHERE overlap_id = ? AND kind = ? AND threshold IS NOT DISTINCT FROM ?",
+                (
+                    "DELETE FROM main.overlap_counts WHERE overlap_id = ? AND kind = ? AND threshold IS NOT DISTINCT "
+                    "FROM ?"
+                ),
                 [name, kind.kind, kind.threshold],
             )
-            names = ", ".join(lake.identifier(column) for column in values)
-            marks = ", ".join("to_timestamp(?)" if column.endswith("_at") else "?" for column in values)
-            writer.connection.execute(
-                f"INSERT INTO main.overlap_counts ({names}) VALUES ({marks})", list(values.values())
-            )
+            writer.insert("main.overlap_counts", values)
 
     commit_rows(home, f"overlap of {found.left.name} and {found.right.name}", write)
     return name
@@ -58,7 +55,7 @@ def _values(found: Comparison, kind: Kind) -> dict[str, Any]:
         "kind": kind.kind,
         "shared": kind.shared,
         "threshold": kind.threshold,
-        "by_split": orjson.dumps([dataclasses.asdict(pair) for pair in kind.by_split]).decode(),
+        "by_split": tuple(dataclasses.asdict(pair) for pair in kind.by_split),
         "code_version": importlib.metadata.version("goodviews"),
     }
     for side, part, counts in (("left", found.left, kind.left), ("right", found.right, kind.right)):

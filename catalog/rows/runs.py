@@ -1,7 +1,6 @@
-"""Rows of trainings in the catalog: one row a run, many rows of metrics, each commit whole or not at all.
+"""Runs in the catalog: the tables `runs` and `metrics`, each commit whole or not at all.
 
-Owns: writing and reading the tables `runs` and `metrics`. Does not own: what a run is (`trainer.run.records` keeps the truth as
-files below HOME/runs, and these rows can be written again from it).
+The truth about a run is in files below HOME/runs (`trainer.run.records`), from which these rows can be written again.
 Invariant: a run has one row; a metric of a run, name and step has one value. Every write replaces what it overlaps, so
 writing again after a kill or a resume changes nothing.
 """
@@ -12,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-import orjson
 import pyarrow as pa
 
 from catalog.lake import lake
@@ -31,6 +29,8 @@ METRICS: Final = pa.schema(
     ]
 )
 """Metrics of one run: the value `name` had after `step` steps."""
+
+JSON_COLUMNS: Final = ("config", "dataset_versions")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,7 @@ def start_run(home: Home, row: RunRow) -> int:
     """
 
     def write(writer: Lake) -> int:
-        current = int(writer.rows(f"SELECT * FROM ducklake_current_snapshot({lake.quote(lake.ALIAS)})")[0][0])
-        snapshot = current if row.snapshot_id is None else row.snapshot_id
+        snapshot = writer.current_snapshot() if row.snapshot_id is None else row.snapshot_id
         _put(writer, row, snapshot)
         return snapshot
 
@@ -95,15 +94,9 @@ def finish_run(home: Home, row: RunRow, rows: pa.Table) -> None:
 
 
 def list_runs(home: Home) -> list[dict[str, Any]]:
-    """All rows of `runs`, latest start first; `config` and `dataset_versions` decoded. Raises InputError without a catalog."""
+    """All rows of `runs`, latest start first, with JSON decoded. Raises InputError without a catalog."""
     with lake.reading(home) as reader:
-        cursor = reader.connection.execute("SELECT * FROM main.runs ORDER BY started_at DESC, run_id")
-        names = [str(column[0]) for column in cursor.description or []]
-        found = [dict(zip(names, values, strict=True)) for values in cursor.fetchall()]
-    for row in found:
-        for name in ("config", "dataset_versions"):
-            row[name] = orjson.loads(row[name] or "{}")
-    return found
+        return reader.records("SELECT * FROM main.runs ORDER BY started_at DESC, run_id", decode=JSON_COLUMNS)
 
 
 def last_metrics(home: Home, run_id: str) -> dict[str, float]:
@@ -121,12 +114,8 @@ def _put(writer: Lake, row: RunRow, snapshot_id: int | None) -> None:
         snapshot_id = known[0][0] if known else None
     values = {field.name: getattr(row, field.name) for field in fields(row)}
     values["snapshot_id"] = snapshot_id
-    for name in ("config", "dataset_versions"):
-        values[name] = orjson.dumps(dict(values[name]), option=orjson.OPT_SORT_KEYS).decode()
-    names = ", ".join(lake.identifier(name) for name in values)
-    marks = ", ".join("to_timestamp(?)" if name.endswith("_at") else "?" for name in values)
     writer.connection.execute("DELETE FROM main.runs WHERE run_id = ?", [row.run_id])
-    writer.connection.execute(f"INSERT INTO main.runs ({names}) VALUES ({marks})", list(values.values()))
+    writer.insert("main.runs", values)
 
 
 def _put_metrics(writer: Lake, run_id: str, rows: pa.Table) -> None:

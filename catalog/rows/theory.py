@@ -1,8 +1,7 @@
-"""Checks of the theorems in the catalog: one row a check, and every number of it by series, point and name.
+"""Checks of the theorems in the catalog: the tables `theory` and `theory_values`.
 
-Owns: writing and reading the tables `theory` and `theory_values`. Does not own: the checks (`trainer.theory.grid`,
-`trainer.theory.bridge`), their look (`catalog.report.theory`).
-Invariant: a check is named by its kind and its settings, so checking again replaces it, its numbers and all, in one commit.
+Invariant: a check is identified by its kind and settings; checking again replaces it with all its numbers in one
+commit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Whether what is published is still what it was, and whether the catalog says the same.
+"""Verify published files against their manifests, and the catalog against both.
 
-Owns: re-hashing files against manifests, comparing catalog rows with manifests, and the check that scene keys are unique.
-Does not own: mending. Invariant: nothing is changed, and every disagreement is one problem with its address.
+Invariant: nothing is changed, and every disagreement is one problem with its address.
 """
 
 from __future__ import annotations
@@ -66,7 +65,8 @@ def verify(home: Home, *, dataset: str | None = None, quick: bool = False) -> Au
     found, problems = _versions_on_disk(home, dataset)
     if dataset is not None and not found and not problems:
         raise InputError(
-            f"There is no dataset {dataset!r} in {home.datasets()}. Published there: {', '.join(storage.list_names(home.datasets())) or 'none'}."
+            f"There is no dataset {dataset!r} in {home.datasets()}. Published there: "
+            f"{', '.join(storage.list_names(home.datasets())) or 'none'}."
         )
     files, size = 0, 0
     for version, finished in found:
@@ -97,7 +97,10 @@ def _set_problems(home: Home, *, quick: bool) -> Iterator[tuple[str, str, str]]:
     for embedding_id in sorted({*ids, *counts}):
         if counts.get(embedding_id, 0) != 1 or embedding_id not in ids:
             there = "a manifest" if embedding_id in ids else "no manifest"
-            detail = f"the catalog has {counts.get(embedding_id, 0)} rows for this set, and its folder has {there}. Rerun `goodviews embed`, or `goodviews catalog rebuild`."
+            detail = (
+                f"the catalog has {counts.get(embedding_id, 0)} rows for this set, and its folder has {there}. Rerun "
+                "`goodviews embed`, or `goodviews catalog rebuild`."
+            )
             yield embedding_id, "main.embeddings", detail
         if embedding_id in ids:
             for path, detail in _set_file_problems(home, embedding_id, quick=quick):
@@ -125,7 +128,10 @@ def check_unique_keys(files: Sequence[str], *, dataset: str) -> None:
     """
     if not files:
         return
-    scan = f"read_parquet({lake.quote_list([lake.exact(url) for url in files])}, hive_partitioning = false, filename = true)"
+    scan = (
+        f"read_parquet({lake.quote_list([lake.exact(url) for url in files])}, hive_partitioning = false, filename = "
+        "true)"
+    )
     with lake.parquet_reader(files, memory_limit=UNIQUE_MEMORY) as connection:
         try:
             connection.execute(
@@ -226,7 +232,10 @@ def _changed(version: Version, files: Sequence[tuple[Manifest, ShardFile]]) -> I
                 shard = schema.shard_name(manifest.split, manifest.shard)
                 yield (
                     file.path,
-                    f"its sha256 is {found}, the manifest of {shard} says {file.sha256}. It was changed after publication; delete that manifest and rerun `goodviews ingest`.",
+                    (
+                        f"its sha256 is {found}, the manifest of {shard} says {file.sha256}. It was changed after "
+                        "publication; delete that manifest and rerun `goodviews ingest`."
+                    ),
                 )
 
 
@@ -269,7 +278,10 @@ def _compare_all(reader: Lake, home: Home, versions: Sequence[Version], dataset:
     known = {(row["dataset"], row["version"]) for row in rows}
     for name, version_name in sorted(known):
         if not storage.exists(home.datasets(name, version_name, schema.JOB_PATH)):
-            detail = "the catalog shows this version, but its folder has no job record. Restore the folder, or run `goodviews catalog rebuild`."
+            detail = (
+                "the catalog shows this version, but its folder has no job record. Restore the folder, or run "
+                "`goodviews catalog rebuild`."
+            )
             problems.append(Problem(dataset=name, version=version_name, path="main.datasets", detail=detail))
     if dataset is None:
         problems += _orphans(reader, registered, known)
@@ -278,10 +290,7 @@ def _compare_all(reader: Lake, home: Home, versions: Sequence[Version], dataset:
 
 def _dataset_rows(reader: Lake, dataset: str | None) -> list[dict[str, Any]]:
     names = ["dataset", "version", "is_current", "shards", "scenes", "captions", "texts_read", "texts_kept", "rejects"]
-    rows = [
-        dict(zip(names, row, strict=True))
-        for row in reader.rows(f"SELECT {', '.join(names)} FROM main.datasets ORDER BY ALL")
-    ]
+    rows = reader.records(f"SELECT {', '.join(names)} FROM main.datasets ORDER BY ALL")
     return [row for row in rows if dataset in (None, row["dataset"])]
 
 

@@ -1,9 +1,10 @@
-"""What no snapshot and no manifest names, found and, when asked, removed.
+"""Find files that no snapshot and no manifest names, and delete them on request.
 
-Owns: the rule of what is garbage. Does not own: anything outside HOME/datasets, HOME/embeddings, HOME/work, HOME/lake, the
-temporary siblings of the catalog and, on S3, uploads to HOME's own folders. Invariants: a file that a manifest, a job record or
-any snapshot names is never removed; a file that our layout does not know is somebody else's and stays; nothing younger than
-the grace period is touched, because a running job may be about to name it.
+Looks only at HOME/datasets, HOME/embeddings, HOME/work, HOME/lake, temporary siblings of the catalog and, on S3,
+uploads to HOME's own folders.
+Invariants: a file that a manifest, a job record or any snapshot names is never removed; a file that our layout does not
+know belongs to somebody else and stays; nothing younger than the grace period is touched, because a running job may be
+about to name it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""One published version becomes one snapshot of the catalog: all of its rows, or none.
+"""Commit a published version to the catalog as one snapshot.
 
-Owns: the transaction, its retries, the pointer to the current version. Does not own: the lock, the layout, the files.
-Invariant: whatever is killed or repeated, a version is in the catalog at most once. The transaction looks before it adds,
+Invariant: after any kill or repetition a version is in the catalog at most once. The transaction looks before it adds,
 because DuckLake would register a file twice and double its rows without an error.
 """
 
@@ -80,7 +79,10 @@ def commit_into(
     try:
         _check_footers(writer, found)
     except lake.TransactionConflict as error:
-        message = f"The catalog {database.shown(home)} broke off before the commit of {found.name}: {database.scrub(home, str(error))}. The shards are kept, rerun."
+        message = (
+            f"The catalog {database.shown(home)} broke off before the commit of {found.name}: "
+            f"{database.scrub(home, str(error))}. The shards are kept, rerun."
+        )
         raise StorageError(message) from error
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -88,11 +90,17 @@ def commit_into(
         except lake.TransactionConflict as error:
             reason = database.scrub(home, str(error))
             if attempt == ATTEMPTS:
-                message = f"The catalog {database.shown(home)} refused the commit of {found.name} {ATTEMPTS} times ({reason}). Another program writes to it; rerun when that is done, the shards are kept."
+                message = (
+                    f"The catalog {database.shown(home)} refused the commit of {found.name} {ATTEMPTS} times "
+                    f"({reason}). Another program writes to it; rerun when that is done, the shards are kept."
+                )
                 raise ConflictError(message) from error
             time.sleep(random.uniform(0.05, 0.5) * attempt)
         except lake.DatabaseError as error:
-            message = f"The catalog {database.shown(home)} could not take {found.name}: {database.scrub(home, str(error))}. The shards are kept; rerun, which adds what did not land."
+            message = (
+                f"The catalog {database.shown(home)} could not take {found.name}: "
+                f"{database.scrub(home, str(error))}. The shards are kept; rerun, which adds what did not land."
+            )
             raise StorageError(message) from error
     raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -111,7 +119,7 @@ def _commit_once(
             _refuse_other_content(writer, found)
         if rows == [(True,)] or (rows and not current):
             writer.connection.execute("ROLLBACK")
-            return Committed(snapshot_id=_snapshot(writer, "ducklake_current_snapshot"), was_there=True)
+            return Committed(snapshot_id=writer.current_snapshot(), was_there=True)
         if not rows:
             _add_files(writer, found)
             _insert_shards(writer, found)
@@ -122,7 +130,10 @@ def _commit_once(
         verb = "make current" if rows else "add"
         lake.set_message(
             writer.connection,
-            f"{verb} {found.name}: {found.job.scenes} scenes, {found.job.captions} captions, {len(found.manifests)} shards",
+            (
+                f"{verb} {found.name}: {found.job.scenes} scenes, {found.job.captions} captions, "
+                f"{len(found.manifests)} shards"
+            ),
         )
         lake.sync_table(writer, "versions", "shards")
         writer.check_lock()
@@ -131,11 +142,9 @@ def _commit_once(
         with contextlib.suppress(lake.DatabaseError):
             writer.connection.execute("ROLLBACK")
         raise
-    return Committed(snapshot_id=_snapshot(writer, "ducklake_last_committed_snapshot"), was_there=bool(rows))
-
-
-def _snapshot(writer: Lake, function: str) -> int:
-    return int(writer.rows(f"SELECT * FROM {function}({lake.quote(lake.ALIAS)})")[0][0])
+    # Not the current one: another writer's snapshot may be newer by now.
+    snapshot = writer.rows(f"SELECT * FROM ducklake_last_committed_snapshot({lake.quote(lake.ALIAS)})")[0][0]
+    return Committed(snapshot_id=int(snapshot), was_there=bool(rows))
 
 
 def registered_files(reader: Lake, kind: str) -> set[str]:
@@ -144,7 +153,10 @@ def registered_files(reader: Lake, kind: str) -> set[str]:
     files: set[str] = set()
     for (url,) in reader.rows(f"SELECT data_file FROM ducklake_list_files({table})"):
         if lake.spelled(url) in files:
-            message = f"The catalog holds {url} twice, so its rows count double. Make it anew with `goodviews catalog rebuild`."
+            message = (
+                f"The catalog holds {url} twice, so its rows count double. Make it anew with `goodviews catalog "
+                "rebuild`."
+            )
             raise IntegrityError(message)
         files.add(lake.spelled(url))
     return files
@@ -155,14 +167,21 @@ def _refuse_half_state(writer: Lake, found: Version, *, rows: int) -> None:
     for kind in schema.SCHEMAS:
         wanted, have = set(version_urls(writer, found, kind)), registered_files(writer, kind)
         if rows > 1 or (wanted - have if rows else wanted & have):
-            message = f"The catalog holds a part of {found.name} ({rows} dataset rows, {len(wanted & have):,} of {len(wanted):,} {kind} files), which no commit of goodviews leaves behind. Make it anew with `goodviews catalog rebuild`."
+            message = (
+                f"The catalog holds a part of {found.name} ({rows} dataset rows, {len(wanted & have):,} of "
+                f"{len(wanted):,} {kind} files), which no commit of goodviews leaves behind. Make it anew with "
+                "`goodviews catalog rebuild`."
+            )
             raise IntegrityError(message)
 
 
 def _refuse_other_content(writer: Lake, found: Version) -> None:
     """A version is a function of its inputs, so a second commit of it must bring what the first one brought."""
     for detail in shard_differences(writer, found):
-        message = f"{found.name} is in the catalog with other content: {detail} One of the two was damaged; see `goodviews catalog verify`, and to take what is on disk run `goodviews catalog rebuild`."
+        message = (
+            f"{found.name} is in the catalog with other content: {detail} One of the two was damaged; see `goodviews "
+            "catalog verify`, and to take what is on disk run `goodviews catalog rebuild`."
+        )
         raise IntegrityError(message)
 
 
@@ -206,7 +225,8 @@ def _check_footers(writer: Lake, found: Version) -> None:
                 raise  # the database behind the lake, not the file
             except lake.DatabaseError as error:
                 raise IntegrityError(
-                    f"A {kind} file of {found.name} is not readable as parquet: {' '.join(str(error).split())}. Delete its manifest and rerun `goodviews ingest`."
+                    f"A {kind} file of {found.name} is not readable as parquet: {' '.join(str(error).split())}. "
+                    "Delete its manifest and rerun `goodviews ingest`."
                 ) from error
             for url, (manifest, file) in group:
                 _check_footer(found, manifest, file.path, expected=file.rows, facts=facts.get(url))
@@ -220,7 +240,8 @@ def _check_footer(
     if facts is None or facts[0] != expected:
         rows = "no rows" if facts is None else f"{facts[0]:,} rows"
         raise IntegrityError(
-            f"File {path} of {found.name} holds {rows}, its manifest says {expected:,}. Delete its manifest and rerun `goodviews ingest`."
+            f"File {path} of {found.name} holds {rows}, its manifest says {expected:,}. Delete its manifest and "
+            "rerun `goodviews ingest`."
         )
     wrong = [
         f"{value!r} instead of {right!r}"
@@ -229,7 +250,8 @@ def _check_footer(
     ]
     if wrong:
         raise IntegrityError(
-            f"File {path} of {found.name} holds rows of another dataset, version or split ({wrong[0]}). Delete its manifest and rerun `goodviews ingest`."
+            f"File {path} of {found.name} holds rows of another dataset, version or split ({wrong[0]}). Delete "
+            "its manifest and rerun `goodviews ingest`."
         )
 
 
@@ -239,12 +261,16 @@ def _add_files(writer: Lake, found: Version) -> None:
             # hive_partitioning off: a HOME below `version=9/` would overwrite the column of that name.
             files = lake.quote_list([lake.exact(url) for url in group])
             writer.connection.execute(
-                f"CALL ducklake_add_data_files({lake.quote(lake.ALIAS)}, {lake.quote(kind)}, {files}, schema => 'versions', hive_partitioning => false)"
+                f"CALL ducklake_add_data_files({lake.quote(lake.ALIAS)}, {lake.quote(kind)}, {files}, schema => "
+                "'versions', hive_partitioning => false)"
             )
 
 
 def _shard_row(m: Manifest) -> dict[str, object]:
-    names = "dataset version split shard seed scenes captions texts_read texts_kept repaired scenes_without_caption bad_passes bad_repeats rows_digest"
+    names = (
+        "dataset version split shard seed scenes captions texts_read texts_kept repaired scenes_without_caption "
+        "bad_passes bad_repeats rows_digest"
+    )
     return {
         **{name: getattr(m, name) for name in names.split()},
         "rejects": sum(m.rejects.values()),
@@ -281,12 +307,6 @@ def _job_id(found: Version) -> str:
     return f"ingest:{found.name}"
 
 
-def _insert(writer: Lake, table: str, row: dict[str, object]) -> None:
-    marks = ", ".join("to_timestamp(?)" if name.endswith("_at") else "?" for name in row)
-    names = ", ".join(lake.identifier(name) for name in row)
-    writer.connection.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", list(row.values()))
-
-
 def _totals(found: Version) -> dict[str, object]:
     job = found.job
     return {
@@ -320,7 +340,7 @@ def _insert_job(writer: Lake, found: Version, stats: JobStats | None) -> None:
         "rejects_by_reason": orjson.dumps(dict(job.rejects), option=orjson.OPT_SORT_KEYS).decode(),
         **_totals(found),
     }
-    _insert(writer, "main.jobs", row)
+    writer.insert("main.jobs", row)
 
 
 def _insert_dataset(writer: Lake, found: Version, created_at: float | None) -> None:
@@ -334,7 +354,7 @@ def _insert_dataset(writer: Lake, found: Version, created_at: float | None) -> N
         "created_at": time.time() if created_at is None else created_at,
         **_totals(found),
     }
-    _insert(writer, "main.datasets", row)
+    writer.insert("main.datasets", row)
 
 
 def _make_current(writer: Lake, found: Version) -> None:

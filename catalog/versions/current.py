@@ -49,8 +49,7 @@ def find_version(reader: Lake, dataset: str, version: str | None = None) -> Know
     elif version not in versions:
         message = f"The catalog holds no version {version!r} of {dataset}. It holds {listed(list(versions))}."
         raise InputError(message)
-    snapshot = reader.rows(f"SELECT * FROM ducklake_current_snapshot({lake.quote(lake.ALIAS)})")[0][0]
-    return KnownVersion(version=version, is_current=versions[version], snapshot_id=int(snapshot))
+    return KnownVersion(version=version, is_current=versions[version], snapshot_id=reader.current_snapshot())
 
 
 def current_version(home: Home, dataset: str) -> str:
@@ -77,7 +76,7 @@ def write_pointer(home: Home, dataset: str, version: str) -> None:
 
 
 def read_pointer(home: Home, dataset: str) -> str | None:
-    """The version that `current.json` names; None when there is no such file. Raises IntegrityError when it is broken."""
+    """The version that `current.json` names; None without that file. Raises IntegrityError when it is broken."""
     url = home.datasets(dataset, schema.CURRENT_PATH)
     if not storage.exists(url):
         return None

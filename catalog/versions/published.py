@@ -1,6 +1,5 @@
-"""A version as it lies on disk: its job record, its manifests, the files they name, and whether the counts agree.
+"""Read a version from disk (job record, manifests, file sizes) and check that counts agree.
 
-Owns: reading and cross-checking what was published, without a database. Does not own: hashing (see `audit`).
 Invariant: what `read_version` returns passed every check that needs no reading of data files. Tar block lists are
 dropped, since those of 94,000 shards would not fit in memory.
 """
@@ -63,16 +62,21 @@ def read_records(home: Home, dataset: str, version: str) -> Version:
         if dataset not in (known := storage.list_names(home.datasets())):
             message = f"There is no dataset {dataset!r} in {home.datasets()}. Known are {', '.join(known) or 'none'}."
             raise InputError(message)
-        message = f"{dataset}@{version} has no {schema.JOB_PATH} in {folder}: its ingest did not finish. Rerun `goodviews ingest`; finished shards are kept."
+        message = (
+            f"{dataset}@{version} has no {schema.JOB_PATH} in {folder}: its ingest did not finish. Rerun `goodviews "
+            "ingest`; finished shards are kept."
+        )
         raise InputError(message)
     job = JobRecord.from_json(storage.read_bytes(job_url), url=job_url)
     if (job.dataset, job.version) != (dataset, version):
         raise IntegrityError(
-            f"{job_url} says that it is {job.dataset}@{job.version}. The folder was renamed or copied; give it back its own name."
+            f"{job_url} says that it is {job.dataset}@{job.version}. The folder was renamed or copied; give it "
+            "back its own name."
         )
     if len(set(job.shards)) != len(job.shards):
         raise IntegrityError(
-            f"{job_url} names a shard twice, which would double its scenes. Delete the file and rerun `goodviews ingest`."
+            f"{job_url} names a shard twice, which would double its scenes. Delete the file and rerun `goodviews "
+            "ingest`."
         )
     with ThreadPoolExecutor(THREADS) as pool:
         manifests = list(pool.map(lambda name: read_manifest(folder, name, job=job), job.shards))
@@ -86,7 +90,8 @@ def read_manifest(folder: str, name: str, *, job: JobRecord | None = None) -> Ma
         manifest = Manifest.from_json(storage.read_bytes(url), url=url)
     except InputError as error:
         raise IntegrityError(
-            f"{url} is missing, though {schema.JOB_PATH} names it. Rerun `goodviews ingest`, which makes the shard again."
+            f"{url} is missing, though {schema.JOB_PATH} names it. Rerun `goodviews ingest`, which makes the "
+            "shard again."
         ) from error
     if schema.shard_name(manifest.split, manifest.shard) != name:
         raise IntegrityError(
@@ -129,14 +134,20 @@ def missing_or_resized(found: Version, sizes: dict[str, int]) -> list[tuple[str,
             problems.append(
                 (
                     file.path,
-                    f"{subject} has 0 bytes, as after a full disk; its manifest says {file.bytes:,}. Free space. {ADVICE}",
+                    (
+                        f"{subject} has 0 bytes, as after a full disk; its manifest says {file.bytes:,}. Free space. "
+                        f"{ADVICE}"
+                    ),
                 )
             )
         elif size != file.bytes:
             problems.append(
                 (
                     file.path,
-                    f"{subject} has {size:,} bytes, its manifest says {file.bytes:,}. It was changed or cut off. {ADVICE}",
+                    (
+                        f"{subject} has {size:,} bytes, its manifest says {file.bytes:,}. It was changed or cut off. "
+                        f"{ADVICE}"
+                    ),
                 )
             )
         seen.add(file.path)
@@ -161,7 +172,10 @@ def disagreements(found: Version) -> list[tuple[str, str]]:
             problems.append(
                 (
                     schema.JOB_PATH,
-                    f"The job of {found.name} counts {getattr(job, name):,} {name}, its manifests {total:,}. Rows were lost or counted twice; rerun `goodviews ingest`.",
+                    (
+                        f"The job of {found.name} counts {getattr(job, name):,} {name}, its manifests {total:,}. "
+                        "Rows were lost or counted twice; rerun `goodviews ingest`."
+                    ),
                 )
             )
     by_reason = sum_by_key(m.rejects for m in found.manifests)
@@ -169,7 +183,10 @@ def disagreements(found: Version) -> list[tuple[str, str]]:
         problems.append(
             (
                 schema.JOB_PATH,
-                f"The job of {found.name} counts rejects {dict(job.rejects)}, its manifests {by_reason}. Rerun `goodviews ingest`.",
+                (
+                    f"The job of {found.name} counts rejects {dict(job.rejects)}, its manifests {by_reason}. Rerun "
+                    "`goodviews ingest`."
+                ),
             )
         )
     return problems
@@ -191,7 +208,10 @@ def _manifest_disagreements(version: str, m: Manifest) -> list[tuple[str, str]]:
         ),
         (
             sum(int(n) * v for n, v in histogram.items()) == m.captions,
-            f"holds {m.captions:,} captions but its captions-per-scene counts make {sum(int(n) * v for n, v in histogram.items()):,}",
+            (
+                f"holds {m.captions:,} captions but its captions-per-scene counts make "
+                f"{sum(int(n) * v for n, v in histogram.items()):,}"
+            ),
         ),
         (rows["scenes"] == m.scenes, f"holds {m.scenes:,} scenes but its scene files {rows['scenes']:,} rows"),
         (rows["rejects"] == rejects, f"counts {rejects:,} rejects but its reject files {rows['rejects']:,} rows"),
@@ -199,7 +219,10 @@ def _manifest_disagreements(version: str, m: Manifest) -> list[tuple[str, str]]:
     return [
         (
             shard,
-            f"Shard {shard} of {version} {text}. A row was lost or counted twice; this is a bug, nothing was committed.",
+            (
+                f"Shard {shard} of {version} {text}. A row was lost or counted twice; this is a bug, nothing was "
+                "committed."
+            ),
         )
         for holds, text in claims
         if not holds

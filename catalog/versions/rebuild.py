@@ -1,8 +1,8 @@
-"""The catalog made anew from the records on disk, beside the old one, and swapped in whole.
+"""Rebuild the catalog from the records on disk, and replace the old one in one step.
 
-Owns: which versions come back, what is carried over from the old catalog, the swap. Does not own: how a version is added.
-Invariant: until the swap the old catalog is untouched, and the swap is one SQLite transaction or one rename. Snapshot ids
-start again, so rows that recorded one (runs, embeddings, alignments) keep their dataset versions and lose the id.
+Invariant: until the replacement the old catalog is unchanged, and the replacement is one SQLite transaction or one
+rename. Snapshot ids start again, so rows that recorded one (runs, embeddings, alignments) keep their dataset versions
+and lose the id.
 """
 
 from __future__ import annotations
@@ -211,7 +211,8 @@ def _swap(temporary: str, home: Home) -> None:
                 return
     except sqlite3.OperationalError as error:
         raise StorageError(
-            f"The new catalog could not take the place of {home.catalog}: {error}. The old one is as before; close the programs that write to it and rerun."
+            f"The new catalog could not take the place of {home.catalog}: {error}. The old one is as before; "
+            "close the programs that write to it and rerun."
         ) from error
     except sqlite3.DatabaseError:
         # The old file is no database (any more): nobody can be reading it.

@@ -66,7 +66,7 @@ def catalog(circumstances: Circumstances) -> Iterator[Finding]:
         yield broken(
             "catalog",
             found,
-            "Look with `goodviews catalog verify`; `goodviews catalog rebuild` makes it anew from the files.",
+            "Run `goodviews catalog verify`; `goodviews catalog rebuild` makes a new one from the files.",
         )
 
 
@@ -122,7 +122,7 @@ def _is_lock_exclusive(path: str) -> bool:
 def _postgres(home: Home) -> Iterator[Finding]:
     with contextlib.closing(database.connect_postgres(home, name="goodviews doctor")) as connection:
         number = connection.info.server_version // 10_000
-    found = f"Postgres {number} lets us in; commits are serialised by its advisory locks"
+    found = f"Postgres {number} accepts the connection; commits are serialised by its advisory locks"
     if number < LEAST_POSTGRES:
         yield broken("lock", found, f"DuckLake needs Postgres {LEAST_POSTGRES} or newer.")
     else:

@@ -91,22 +91,21 @@ def verify(
 
 @app.command()
 def rebuild(as_json: JsonOption = False, home: HomeOption = None, catalog: CatalogOption = None) -> None:
-    """Make the catalog anew from job records and manifests."""
+    """Rebuild the catalog from job records and manifests."""
     import dataclasses
     import json
 
-    from catalog.versions.rebuild import KEPT_SUFFIX
-    from catalog.versions.rebuild import rebuild as make_anew
+    from catalog.versions import rebuild as rebuilding
 
     where = _resolve(home, catalog)
-    done = make_anew(where)
+    done = rebuilding.rebuild(where)
     for note in done.notes:
         print(note, file=sys.stderr)
     if done.lost:
         print(
             (
                 f"What no manifest holds (runs, sets, scores) could not be carried over ({done.lost}). The old "
-                f"catalog is kept as {where.catalog}{KEPT_SUFFIX}."
+                f"catalog is kept as {where.catalog}{rebuilding.KEPT_SUFFIX}."
             ),
             file=sys.stderr,
         )

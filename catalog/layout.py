@@ -20,7 +20,7 @@ INLINED: Final = ("datasets", "jobs", "runs", "embeddings", "alignments", "overl
 "Tables of a few narrow rows a commit: kept in the metadata database, else 1,000 commits are 4,000 tiny files."
 
 HIDDEN: Final = frozenset({"versions.layout"})
-"What `catalog tables` does not list."
+"Not listed by `catalog tables`."
 
 DESCRIPTIONS: Final = {
     "versions.scenes": "Scenes of all versions: one row a scene, with its captions and images.",
@@ -28,13 +28,13 @@ DESCRIPTIONS: Final = {
     "versions.states": "True states of all versions, for sources that know them.",
     "versions.shards": "Shards of all versions: one row a shard, as its manifest says.",
     "main.datasets": "One row a dataset and version; is_current marks the one that plain names show.",
-    "main.jobs": "One row a job: what it was told, what it read and kept, what it cost.",
+    "main.jobs": "One row a job: its options, what it read and kept, its cost.",
     "main.runs": "One row a training.",
     "main.metrics": "One row a number that a training reported.",
     "main.embeddings": "One row an embedding set: one model's vectors for one split.",
     "main.alignments": "One row a score between two embedding sets.",
     "main.overlap_counts": "One row a comparison of two parts and a kind: scenes and captions that both hold.",
-    "main.theory": "One row a check of the theorems on finite worlds: its settings and what came out.",
+    "main.theory": "One row a check of the theorems on finite worlds: its settings and its result.",
     "main.theory_values": "One row a number of a check of the theorems: of a point of a series.",
     "main.scenes": "Scenes of the current version of each dataset.",
     "main.rejects": "Rejects of the current version: reason, text and address.",
@@ -104,40 +104,45 @@ SHARDS: Final = pa.schema(
 _SHARD_TYPES: Final = {"rejects_by_reason": "MAP(VARCHAR, BIGINT)", "captions_per_scene": "MAP(BIGINT, BIGINT)"}
 
 _COLUMNS: Final = {
-    "main.datasets": """dataset VARCHAR, version VARCHAR, is_current BOOLEAN, source VARCHAR, shards BIGINT, scenes BIGINT,
-        captions BIGINT, texts_read BIGINT, texts_kept BIGINT, rejects BIGINT, job_id VARCHAR, created_at TIMESTAMPTZ""",
+    "main.datasets": """dataset VARCHAR, version VARCHAR, is_current BOOLEAN, source VARCHAR, shards BIGINT,
+        scenes BIGINT, captions BIGINT, texts_read BIGINT, texts_kept BIGINT, rejects BIGINT, job_id VARCHAR,
+        created_at TIMESTAMPTZ""",
     # config, inputs, rejects_by_reason: JSON. The measured columns are null when a rebuild found no older catalog.
     "main.jobs": """job_id VARCHAR, kind VARCHAR, dataset VARCHAR, version VARCHAR, config VARCHAR, inputs VARCHAR,
-        code_version VARCHAR, started_at TIMESTAMPTZ, seconds DOUBLE, workers BIGINT, peak_rss_bytes BIGINT, shards BIGINT,
-        scenes BIGINT, captions BIGINT, texts_read BIGINT, texts_kept BIGINT, rejects BIGINT, rejects_by_reason VARCHAR""",
+        code_version VARCHAR, started_at TIMESTAMPTZ, seconds DOUBLE, workers BIGINT, peak_rss_bytes BIGINT,
+        shards BIGINT, scenes BIGINT, captions BIGINT, texts_read BIGINT, texts_kept BIGINT, rejects BIGINT,
+        rejects_by_reason VARCHAR""",
     # dataset_versions: JSON object, dataset -> version, because a snapshot id alone does not outlive a rebuild.
     "main.runs": """run_id VARCHAR, recipe VARCHAR, objective VARCHAR, config VARCHAR, snapshot_id BIGINT,
         dataset_versions VARCHAR, plan_digest VARCHAR, code_version VARCHAR, seed BIGINT, ranks BIGINT, steps BIGINT,
         samples BIGINT, tokens BIGINT, status VARCHAR, url VARCHAR, started_at TIMESTAMPTZ, finished_at TIMESTAMPTZ""",
     "main.metrics": "run_id VARCHAR, step BIGINT, name VARCHAR, value DOUBLE, recorded_at TIMESTAMPTZ",
-    # observation: captions, images or scenes. roles, layers: JSON lists. samples, tokens: what the model was trained on.
+    # observation: captions, images or scenes. roles, layers: JSON lists. samples, tokens: of the model's training.
     "main.embeddings": """embedding_id VARCHAR, name VARCHAR, model VARCHAR, run_id VARCHAR, observation VARCHAR,
-        dataset VARCHAR, version VARCHAR, split VARCHAR, roles VARCHAR, layers VARCHAR, pooling VARCHAR, averaging VARCHAR,
-        max_length BIGINT, "rows" BIGINT, dims BIGINT, dtype VARCHAR, samples BIGINT, tokens BIGINT, config VARCHAR,
+        dataset VARCHAR, version VARCHAR, split VARCHAR, roles VARCHAR, layers VARCHAR, pooling VARCHAR,
+        averaging VARCHAR, max_length BIGINT, "rows" BIGINT, dims BIGINT, dtype VARCHAR, samples BIGINT, tokens BIGINT,
+        config VARCHAR,
         url VARCHAR, snapshot_id BIGINT, dataset_versions VARCHAR, code_version VARCHAR, created_at TIMESTAMPTZ""",
     # low, high: bootstrap interval. ties: share of tied queries. leakage: share of evaluated scenes seen in training.
     # pairs: that a map was fitted on. direction: of retrieval. details: JSON, what has no column of its own.
-    "main.alignments": """alignment_id VARCHAR, left_id VARCHAR, right_id VARCHAR, left_name VARCHAR, right_name VARCHAR,
-        left_layer BIGINT, right_layer BIGINT, dataset VARCHAR, version VARCHAR, split VARCHAR, metric VARCHAR, map VARCHAR,
-        value DOUBLE, low DOUBLE, high DOUBLE, chance DOUBLE, calibrated DOUBLE, p_value DOUBLE, k BIGINT, n BIGINT,
+    "main.alignments": """alignment_id VARCHAR, left_id VARCHAR, right_id VARCHAR, left_name VARCHAR,
+        right_name VARCHAR, left_layer BIGINT, right_layer BIGINT, dataset VARCHAR, version VARCHAR, split VARCHAR,
+        metric VARCHAR, map VARCHAR, value DOUBLE, low DOUBLE, high DOUBLE, chance DOUBLE, calibrated DOUBLE,
+        p_value DOUBLE, k BIGINT, n BIGINT,
         ties DOUBLE, protocol VARCHAR, selection VARCHAR, leakage DOUBLE, samples BIGINT, tokens BIGINT,
         untrained_value DOUBLE, first_epoch_value DOUBLE, seed BIGINT, snapshot_id BIGINT, dataset_versions VARCHAR,
         code_version VARCHAR, created_at TIMESTAMPTZ, pairs BIGINT, direction VARCHAR, details VARCHAR""",
     # shared: things of the kind that both hold. *_known: scenes that have such a thing at all. threshold: least Jaccard
     # similarity of kind `near`. by_split: JSON, a list of scenes of both sides for each pair of splits.
-    "main.overlap_counts": """overlap_id VARCHAR, kind VARCHAR, left_dataset VARCHAR, left_version VARCHAR, left_split VARCHAR,
-        right_dataset VARCHAR, right_version VARCHAR, right_split VARCHAR, shared BIGINT, left_scenes BIGINT, left_known BIGINT,
-        left_total BIGINT, left_share DOUBLE, right_scenes BIGINT, right_known BIGINT, right_total BIGINT, right_share DOUBLE,
+    "main.overlap_counts": """overlap_id VARCHAR, kind VARCHAR, left_dataset VARCHAR, left_version VARCHAR,
+        left_split VARCHAR, right_dataset VARCHAR, right_version VARCHAR, right_split VARCHAR, shared BIGINT,
+        left_scenes BIGINT, left_known BIGINT, left_total BIGINT, left_share DOUBLE,
+        right_scenes BIGINT, right_known BIGINT, right_total BIGINT, right_share DOUBLE,
         left_captions BIGINT, right_captions BIGINT, threshold DOUBLE, by_split VARCHAR, snapshot_id BIGINT,
         code_version VARCHAR, created_at TIMESTAMPTZ""",
     # kind: grid (closed form) or bridge (trained). config, result: JSON. point: of a series, 0, 1, ...
-    "main.theory": """theory_id VARCHAR, kind VARCHAR, seed BIGINT, config VARCHAR, result VARCHAR, code_version VARCHAR,
-        created_at TIMESTAMPTZ""",
+    "main.theory": """theory_id VARCHAR, kind VARCHAR, seed BIGINT, config VARCHAR, result VARCHAR,
+        code_version VARCHAR, created_at TIMESTAMPTZ""",
     "main.theory_values": "theory_id VARCHAR, series VARCHAR, point BIGINT, name VARCHAR, value DOUBLE",
 }
 
@@ -170,17 +175,18 @@ VIEWS: Final = {
     "main.captions": """SELECT dataset, version, scene_key, split, c."index", c.role, c."text", c.repaired, source_id,
         source_uri FROM (SELECT dataset, version, scene_key, split, source_id, source_uri, unnest(captions) AS c
         FROM main.scenes)""",
-    # Words are what one blank parts, since cleaning leaves no other white space. captions_per_scene: {captions: scenes}.
+    # Words are split at blanks, since cleaning leaves no other white space. captions_per_scene: {captions: scenes}.
     "main.scene_stats": """SELECT dataset, version, split, count(*) AS scenes, sum(n)::BIGINT AS captions,
         min(n) AS min_captions, avg(n) AS mean_captions, max(n) AS max_captions, histogram(n) AS captions_per_scene,
         sum(words) / nullif(sum(n), 0) AS words_per_caption
         FROM (SELECT dataset, version, split, len(captions) AS n,
             coalesce(list_sum([len(string_split(c."text", ' ')) FOR c IN captions]), 0) AS words FROM main.scenes)
         GROUP BY dataset, version, split""",
-    # NaN sorts above every number, so it would lead the board; scores of another n or k have another chance level, and one
-    # caption a scene is no mean of five (`selection`, in which the id of a map is no rule).
-    "main.leaderboard": """SELECT rank() OVER (PARTITION BY metric, map, k, n, dataset, version, split, protocol, right_name,
-        regexp_replace(selection, 'map [0-9a-f]{16} ', 'map '), pairs, direction ORDER BY value DESC) AS place, * FROM main.alignments WHERE isfinite(value)""",
+    # NaN sorts above every number, so it would lead the board. Scores with another n, k or selection rule have another
+    # chance level; the id of a map inside `selection` is not part of the rule.
+    "main.leaderboard": """SELECT rank() OVER (PARTITION BY metric, map, k, n, dataset, version, split, protocol,
+        right_name, regexp_replace(selection, 'map [0-9a-f]{16} ', 'map '), pairs, direction ORDER BY value DESC)
+        AS place, * FROM main.alignments WHERE isfinite(value)""",
     "versions.layout": f"SELECT {NUMBER} AS number",
 }
 

@@ -105,8 +105,8 @@ SCHEMAS: Final = {"scenes": SCENES, "rejects": REJECTS, "states": STATES}
 def scene_key(source_id: str) -> str:
     """The source's own id when it is a legal key, else `h-` and 32 hex digits of its sha256.
 
-    An id that itself starts with `h-` is hashed too, so that no id can pose as another one's hash. Only one in the form of
-    `read_back` is the key that it holds.
+    An id that starts with `h-` is hashed too, so that no id can pass for the hash of another. Only an id in the form of
+    `read_back` gives back the key it contains.
     """
     if match := _READ_BACK.fullmatch(source_id):
         return match[1]

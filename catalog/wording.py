@@ -19,7 +19,7 @@ _SIGNS = re.compile(r"[\W_]+")  # of a text without combining marks, which `\w` 
 
 
 def normal_form(text: str) -> str:
-    """The words of a text: case folded, only letters, digits and combining marks, single spaces between runs of them."""
+    """The words of a text: case folded; letters, digits and combining marks only; single spaces between words."""
     folded = text.casefold()
     if folded.isascii():
         return _NOT_WORD.sub(" ", folded).strip()
@@ -32,5 +32,5 @@ def normal_form(text: str) -> str:
 def sql_normal_form(column: str) -> str:
     """A DuckDB expression for the normal form of a text column. The connection must know `PYTHON_FUNCTION`."""
     ascii_form = f"trim(regexp_replace(lower({column}), '[^a-z0-9]+', ' ', 'g'))"
-    # As many bytes as characters: only ASCII.
+    # As many bytes as characters means only ASCII.
     return f"CASE WHEN strlen({column}) = length({column}) THEN {ascii_form} ELSE {PYTHON_FUNCTION}({column}) END"

@@ -52,12 +52,12 @@ def connect_postgres(home: Home, *, name: str) -> Any:
 
 
 def scrub(home: Home, text: str) -> str:
-    """`text` on one line, without its last stop and with the password of the catalog struck out."""
+    """`text` on one line, without the final period and without the password of the catalog."""
     return " ".join(scrub_lines(home, text).split()).rstrip(".")
 
 
 def scrub_lines(home: Home, text: str) -> str:
-    """`text` with the password of the catalog struck out; lines stay, since DuckDB marks a place in a query below it."""
+    """`text` without the password of the catalog. Line breaks stay: DuckDB marks an error below the query."""
     if is_postgres(home) and (secret := password(home)):
         text = text.replace(secret, "***")
     return text.rstrip()

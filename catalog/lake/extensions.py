@@ -23,7 +23,7 @@ Connection: TypeAlias = duckdb.DuckDBPyConnection
 _Identity: TypeAlias = tuple[str, int, int, int]
 
 _checked: set[_Identity | None] = set()
-"""Extension files whose signature DuckDB found right in this process. Checking 70 MB takes 0.35 s, at every connection."""
+"""Extension files whose signature DuckDB accepted in this process; a check of 70 MB takes 0.35 s a connection."""
 
 
 def wheel_file(name: str) -> str | None:
@@ -42,7 +42,7 @@ def are_checked(names: Collection[str]) -> bool:
 
 
 def load(connection: Connection, name: str) -> None:
-    """Load one extension, from its wheel or else as DuckDB finds it. Raises StorageError that names the wheel to install."""
+    """Load one extension from its wheel, else let DuckDB download it. Raises StorageError that names the wheel."""
     if (path := wheel_file(name)) is not None:
         identity = _identity(name)
         connection.execute("LOAD '" + path.replace("'", "''") + "'")

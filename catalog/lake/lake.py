@@ -36,7 +36,7 @@ QueryError: Final = (
     duckdb.CatalogException,
     duckdb.InvalidInputException,
 )
-"What a wrong query raises, as against a broken file or disk."
+"Errors of a wrong query, in contrast to those of a broken file or disk."
 
 ALIAS: Final = "lake"
 METADATA: Final = f"__ducklake_metadata_{ALIAS}"
@@ -76,7 +76,7 @@ class Lake:
         return int(self.rows(f"SELECT * FROM ducklake_current_snapshot({quote(ALIAS)})")[0][0])
 
     def insert(self, table: str, row: Mapping[str, object]) -> None:
-        """Insert one row. Columns in `_at` take seconds since the epoch; mappings and tuples become JSON, keys sorted."""
+        """Insert one row. Columns in `_at` take seconds since the epoch; mappings and tuples become JSON."""
         names = ", ".join(identifier(name) for name in row)
         marks = ", ".join("to_timestamp(?)" if name.endswith("_at") else "?" for name in row)
         values = [_as_json(value) if isinstance(value, (Mapping, tuple)) else value for value in row.values()]
@@ -87,7 +87,7 @@ class Lake:
 def reading(home: Home, *, any_home: bool = False) -> Iterator[Lake]:
     """The catalog, read-only. Raises InputError when there is none yet, IntegrityError when it belongs to another HOME.
 
-    any_home: take it as it is, and look for the lake's own files below this HOME (for a HOME that was moved).
+    any_home: accept a catalog of another HOME, and look for the lake's own files below this one (HOME was moved).
     """
     if not database.is_postgres(home) and not _is_filled(home.catalog):
         raise _no_catalog(home)
@@ -106,7 +106,7 @@ def reading(home: Home, *, any_home: bool = False) -> Iterator[Lake]:
 
 @contextlib.contextmanager
 def writing(home: Home, *, timeout_s: float = TIMEOUT_S) -> Iterator[Lake]:
-    """The catalog under the commit lock, made first when there is none. Raises ConflictError, StorageError."""
+    """The catalog under the commit lock, created if there is none. Raises ConflictError, StorageError."""
     with (
         commit_lock(home, timeout_s=timeout_s) as check_lock,
         contextlib.closing(_connect([home.url], *_metadata_extension(home))) as connection,
@@ -212,7 +212,7 @@ def _connect(urls: Sequence[str], *loaded: str) -> Connection:
     """A private in-memory database that can reach these URLs, with these extensions loaded."""
     names = [*loaded, *(["httpfs"] if any(map(_is_s3, urls)) else [])]
     config: dict[str, str | bool | int | float | list[str]] = {
-        # Nothing is fetched behind our back, and a query never sees variables of this program.
+        # DuckDB must not download extensions by itself, and a query must not read variables of this program.
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
         "python_enable_replacements": False,
@@ -235,7 +235,7 @@ def _connect(urls: Sequence[str], *loaded: str) -> Connection:
 
 
 def try_extension(name: str) -> None:
-    """Load one extension as every connection here does. Raises StorageError, or DatabaseError for a file that is damaged."""
+    """Load one extension as every connection does. Raises StorageError, or DatabaseError for a damaged file."""
     _connect([], name).close()
 
 
@@ -246,7 +246,7 @@ def _metadata_extension(home: Home) -> tuple[str, str]:
 def _open_store(connection: Connection, url: str) -> None:
     """Let DuckDB reach the object store with the settings that fsspec uses; a secret lives in this connection only."""
     if not _is_s3(url):
-        # Registered on the very connection that reads (G8); the instance without cached listings.
+        # A filesystem must be registered on the connection that reads; this instance caches no listings.
         connection.register_filesystem(storage.filesystem(url)[0])
         return
     options = _s3_place(url)
@@ -327,7 +327,7 @@ def _attach_error(home: Home, text: str) -> Exception:
         return _no_catalog(home)
     if "not a database" in text or "malformed" in text:
         return IntegrityError(
-            f"The catalog {shown} is damaged ({reason}). Make it anew with `goodviews catalog rebuild`."
+            f"The catalog {shown} is damaged ({reason}). Rebuild it with `goodviews catalog rebuild`."
         )
     if "unable to open database" in text and not os.path.exists(home.catalog):
         return _no_catalog(home)
@@ -368,14 +368,14 @@ def _bring_layout(connection: Connection, home: Home) -> None:
         raise IntegrityError(message)
     if number != layout.NUMBER:
         connection.execute("BEGIN")
-        # Off for everybody who opens this lake: compaction would move our shards into the lake's own folder.
+        # Off for every client of this lake: compaction would move our shards into the lake's own folder.
         connection.execute(f"CALL {ALIAS}.set_option('auto_compact', false)")
         connection.execute(f"CALL {ALIAS}.set_option('data_inlining_row_limit', 0)")
         for statement in layout.statements():
             connection.execute(statement)
         set_message(connection, f"layout {layout.NUMBER}")
         connection.execute("COMMIT")
-    # DuckLake sets options of a table only after its creation is committed; until then the table merely makes more files.
+    # DuckLake sets options of a table only after its creation is committed; until then a table makes more files.
     query = (
         f"SELECT count(*) FROM ducklake_options({quote(ALIAS)}) WHERE option_name = 'data_inlining_row_limit' AND "
         "scope = 'TABLE'"
@@ -414,10 +414,10 @@ def sync_table(writer: Lake, schema: str, table: str) -> None:
 
 
 def commit(writer: Lake) -> None:
-    """COMMIT, such that a commit that landed though its answer was lost names no missing file.
+    """COMMIT, and keep the lake's own files in case the commit landed but its answer was lost.
 
-    DuckLake takes a COMMIT without an answer for a failed one and deletes what it wrote for it. Such files are put back; if
-    the commit did not land, nothing names them and `gc` removes them.
+    When the answer to COMMIT is lost, DuckLake assumes failure and deletes the files it wrote. They are written again
+    here; if the commit did not land, nothing names them and `gc` removes them.
     """
     try:
         writer.connection.execute("COMMIT")
@@ -435,8 +435,8 @@ def _root(connection: Connection, home: Home) -> str:
     root = str(stored).rstrip("/").removesuffix("/lake")
     if root != home.url and (storage.is_remote(home.url) or os.path.realpath(root) != os.path.realpath(home.url)):
         message = (
-            f"The catalog {database.shown(home)} belongs to HOME {root}, not to {home.url}, and would show the files there. "
-            f"Name that one with `--home`, or, if HOME was moved or copied, run `goodviews catalog rebuild`."
+            f"The catalog {database.shown(home)} belongs to HOME {root}, not to {home.url}, and would show the files "
+            f"there. Name that one with `--home`, or, if HOME was moved or copied, run `goodviews catalog rebuild`."
         )
         raise OtherHomeError(message)
     return root

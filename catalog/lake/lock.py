@@ -74,13 +74,13 @@ def commit_lock(home: Home, *, timeout_s: float = TIMEOUT_S) -> Iterator[Callabl
 
 
 def refuse_network_filesystem(home: Home, mounts: str | None = None) -> None:
-    """Raises StorageError when the SQLite catalog lies on NFS and the like; `mounts` stands for /proc/self/mountinfo."""
+    """Raises StorageError for a SQLite catalog on a network filesystem; `mounts` replaces /proc/self/mountinfo."""
     kind = filesystem_type(home.catalog, mounts)
     if kind in NETWORK_FILESYSTEMS:
         message = (
-            f"The catalog {home.catalog} is a SQLite file on a network filesystem ({kind}), where file locks and shared "
-            "memory do not hold between machines and commits get lost. Put it on a local disk, or name a Postgres "
-            "catalog, for example `--catalog 'postgres:dbname=goodviews host=db'`."
+            f"The catalog {home.catalog} is a SQLite file on a network filesystem ({kind}), where file locks and "
+            "shared memory do not hold between machines and commits get lost. Put it on a local disk, or name a "
+            "Postgres catalog, for example `--catalog 'postgres:dbname=goodviews host=db'`."
         )
         raise StorageError(message)
 
@@ -128,7 +128,7 @@ def _file_lock(path: str, timeout_s: float) -> Iterator[Callable[[], None]]:
 
         yield check
     finally:
-        # The file stays: unlinking it would let two processes lock two files of one name.
+        # The file stays: after unlinking it, two processes could lock two files of the same name.
         os.close(descriptor)
 
 

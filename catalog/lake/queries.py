@@ -55,9 +55,10 @@ def select_table(home: Home, sql: str) -> pa.Table:
 def list_tables(home: Home) -> Answer:
     """(names, rows) of name, kind, rows, what it holds; views count the current versions."""
     names = ["name", "kind", "rows", "holds"]
-    query = """SELECT schema_name, table_name, 'table', comment FROM duckdb_tables() WHERE database_name = ? AND NOT internal
-        UNION ALL SELECT schema_name, view_name, 'view', comment FROM duckdb_views() WHERE database_name = ? AND NOT internal
-        ORDER BY ALL"""
+    query = """SELECT schema_name, table_name, 'table', comment FROM duckdb_tables()
+            WHERE database_name = ? AND NOT internal
+        UNION ALL SELECT schema_name, view_name, 'view', comment FROM duckdb_views()
+            WHERE database_name = ? AND NOT internal ORDER BY ALL"""
     with lake.reading(home) as reader, _sentences(home):
         rows = []
         for schema, name, kind, comment in reader.rows(query, [lake.ALIAS, lake.ALIAS]):
@@ -89,12 +90,12 @@ def _selected(home: Home, sql: str) -> Iterator[lake.Connection]:
 
 
 def _changes(changes: dict[str, list[str]], table_names: dict[str, str]) -> str:
-    """DuckLake's map of changes in words: tables by name instead of number, long lists by their length."""
-    said = []
+    """DuckLake's map of changes as text, with table names for numbers and only the length of long lists."""
+    parts = []
     for what, items in (changes or {}).items():
         named = sorted({table_names.get(item, item) for item in items})
-        said.append(f"{what.replace('_', ' ')}: {', '.join(named) if len(named) <= 5 else len(named)}")
-    return "; ".join(said)
+        parts.append(f"{what.replace('_', ' ')}: {', '.join(named) if len(named) <= 5 else len(named)}")
+    return "; ".join(parts)
 
 
 def _first(rows: Iterator[answers.Row], limit: int | None) -> Iterator[answers.Row]:

@@ -17,15 +17,15 @@ from catalog.lake.lock import TIMEOUT_S
 from infra.errors import ConflictError, StorageError
 from infra.home import Home
 
-Outcome = TypeVar("Outcome")
+Result = TypeVar("Result")
 
 ATTEMPTS: Final = 5
 
 
-def commit_rows(home: Home, message: str, write: Callable[[Lake], Outcome], *, timeout_s: float = TIMEOUT_S) -> Outcome:
+def commit_rows(home: Home, message: str, write: Callable[[Lake], Result], *, timeout_s: float = TIMEOUT_S) -> Result:
     """Run `write` in one transaction under the commit lock; returns what it returns. It may run several times.
 
-    message: what the snapshot says of it. Raises ConflictError when the lock cannot be had within `timeout_s` or others
+    message: kept with the snapshot. Raises ConflictError when the lock cannot be had within `timeout_s` or others
     wrote each time, StorageError when the catalog cannot take the rows.
     """
     with lake.writing(home, timeout_s=timeout_s) as writer:
@@ -51,7 +51,7 @@ def commit_rows(home: Home, message: str, write: Callable[[Lake], Outcome], *, t
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-def _transaction(writer: Lake, message: str, write: Callable[[Lake], Outcome]) -> Outcome:
+def _transaction(writer: Lake, message: str, write: Callable[[Lake], Result]) -> Result:
     writer.connection.execute("BEGIN")
     try:
         outcome = write(writer)

@@ -31,9 +31,9 @@ def overlap(
 ) -> None:
     """Count the scenes and captions that two datasets or splits share.
 
-    Kinds: id (one photo, by the ids of its sources), sha256 (image bytes; sha256_common: bytes under many scenes), caption (a
-    caption, case and punctuation aside), caption_set (all captions of a scene), id_and_captions, id_and_letters (blanks aside
-    too), near (a nearly equal caption).
+    Kinds: id (same photo by source id), sha256 (image bytes; sha256_common: bytes under many scenes), caption (ignoring
+    case and punctuation), caption_set (all captions of a scene), id_and_captions, id_and_letters (ignoring blanks too),
+    near (nearly equal captions).
     """
     from catalog.overlap.comparison import compare
     from catalog.rows import overlaps
@@ -41,7 +41,7 @@ def overlap(
 
     where = resolve(home, catalog)
     found = compare(where, left, right, near_from=threshold if near else None, memory_limit=memory)
-    # Printed first, so that a catalog that takes no rows costs no answer; recorded also when nobody reads to the end.
+    # Print first, so that the result is shown even if the commit fails; record even if the pipe closes early.
     try:
         if json:
             _print_json(found)
@@ -104,7 +104,7 @@ def _print_tables(found: Comparison) -> None:
 
 
 def _cells(kind: Kind) -> list[str]:
-    """A kind that one side does not know shows no numbers, because its 0 would look like an answer."""
+    """A kind that one side does not record shows dashes, because 0 would look like a result."""
     if not kind.is_known:
         return ["-"] * 5
     sides = [f"{side.scenes:,} ({side.share:.1%})" for side in (kind.left, kind.right)]

@@ -25,8 +25,7 @@ from catalog.lake import database, lake
 from catalog.lake.lake import Lake
 from catalog.overlap import near
 from catalog.overlap.identity import NO_BYTES, SET_MIN, sql_identity
-from catalog.overlap.leakage import WHERE, Part, source_of
-from catalog.overlap.parts import resolve
+from catalog.overlap.parts import WHERE, Part, resolve, source_of
 from catalog.wording import PYTHON_FUNCTION, normal_form, sql_normal_form
 from infra.errors import StorageError, UsageError
 from infra.home import Home
@@ -36,12 +35,12 @@ OF_IDS: Final = ("id", "id_and_captions", "id_and_letters")
 MEMORY_LIMIT: Final = "1GB"
 
 PLACEHOLDER_SCENES: Final = 3
-"Hosts serve one picture of `not available` under thousands of addresses; the same photo hardly comes under more than these."
+"Hosts serve one `not available` picture under thousands of addresses; a photo rarely has more addresses than this."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One side in one kind. known: scenes that have such a thing; scenes: those whose thing the other side has too."""
+    """One side in one kind. known: scenes with such an item; scenes: those whose item the other side has too."""
 
     scenes: int
     known: int
@@ -66,7 +65,7 @@ class SplitPair:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What is shared in one kind. shared: distinct things; of `near`, distinct normal forms of the right side."""
+    """What is shared in one kind. shared: distinct items; of `near`, distinct normal forms of the right side."""
 
     kind: str
     shared: int
@@ -77,13 +76,13 @@ class Kind:
 
     @property
     def is_known(self) -> bool:
-        """Both sides have such a thing at all; else no count of it says anything."""
+        """Whether both sides have such items; if not, a count means nothing."""
         return self.left.known > 0 and self.right.known > 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two parts and what they share, by kind. notes: what the counts do not say."""
+    """Two parts and what they share, by kind. notes: limits of the counts."""
 
     left: Part
     right: Part
@@ -135,11 +134,11 @@ def _compare(reader: Lake, left: Part, right: Part, *, near_from: float | None) 
     return Comparison(left=left, right=right, kinds=tuple(kinds), notes=tuple(_notes(kinds, (left, right), spaces)))
 
 
-# --- things -------------------------------------------------------------------------------------------------------
+# --- items -------------------------------------------------------------------------------------------------------
 
 
 def _load(reader: Lake, side: str, part: Part) -> list[str]:
-    """Tables `<side>_<kind>` (item, scene, split): one row a thing of a scene. Returns the namespaces of its ids, sorted."""
+    """Make tables `<side>_<kind>` (item, scene, split), a row an item of a scene; return the sorted id namespaces."""
 
     def make(table: str, query: str, *, bound: bool = False) -> None:
         reader.connection.execute(f"CREATE TEMP TABLE {side}_{table} AS {query}", part.values if bound else [])
@@ -168,7 +167,7 @@ def _load(reader: Lake, side: str, part: Part) -> list[str]:
         bound=True,
     )
     for column, together in (("item", "captions"), ("letters", "letters")):
-        # Distinct first and no list of texts: what an aggregate collects in lists does not spill.
+        # DISTINCT first, and no list of texts: DuckDB does not spill lists that an aggregate collects.
         make(
             f"{together}_of_scene",
             f"""SELECT scene, split, bit_xor({column}) AS item, count(*) AS n
@@ -214,7 +213,7 @@ def _kind(reader: Lake, kind: str, totals: list[int], *, threshold: float | None
         mine, theirs = f"{own}_{kind}", f"{other}_{kind}"
         known = f"{own}_caption" if kind == near.KIND else mine
         if kind in OF_IDS:
-            # An id of a namespace that the other side does not have can neither be there nor be missing.
+            # An id of a namespace that the other side lacks can be neither shared nor missing.
             comparable = f"SELECT scene FROM {own}_id WHERE space IN (SELECT space FROM {other}_id)"
             known = f"{mine} SEMI JOIN ({comparable}) USING (scene)"
         return Side(
@@ -244,7 +243,7 @@ def _captions(count: Any, kind: str, own: str, other: str) -> int | None:
 
 
 def _by_split(reader: Lake, kind: str) -> tuple[SplitPair, ...]:
-    """A thing counts once a split on the other side, so that one caption of many scenes does not multiply."""
+    """An item counts once for each split of the other side, so that a caption of many scenes does not multiply."""
 
     def scenes(own: str, other: str) -> dict[tuple[str, str], int]:
         query = f"""SELECT own_split, other_split, count(*) FROM (

@@ -24,8 +24,7 @@ from catalog.lake import database, lake
 from catalog.lake.lake import Lake
 from catalog.overlap.comparison import MEMORY_LIMIT
 from catalog.overlap.identity import KEY_BYTES, NO_BYTES, sql_caption_set, sql_identity, sql_key
-from catalog.overlap.leakage import WHERE, Part, source_of
-from catalog.overlap.parts import resolve
+from catalog.overlap.parts import WHERE, Part, resolve, source_of
 from catalog.wording import PYTHON_FUNCTION, normal_form, sql_normal_form
 from infra.errors import StorageError
 from infra.home import Home
@@ -33,7 +32,7 @@ from infra.home import Home
 BY: Final = ("id", "sha256", "caption_set", "captions")
 
 RULES: Final = "1"
-"Part of every version with exclusions: raise it whenever a rule of identity, of the normal form or here gives other keys."
+"Part of every version with exclusions: raise it when a change of identity, normal form or this module changes a key."
 
 BATCH_KEYS: Final = 1 << 16
 
@@ -46,7 +45,7 @@ def resolve_parts(home: Home, texts: Sequence[str]) -> tuple[Part, ...]:
 
 
 def keys_of(home: Home, parts: Sequence[Part], by: Sequence[str]) -> Iterator[NDArray[np.uint8]]:
-    """Blocks (n, 16 + 2) of the keys of all parts in ascending order, each with the number of its first part (little-endian).
+    """Blocks (n, 16 + 2) of all keys, ascending; the last two bytes number the first part with the key, little-endian.
 
     Raises StorageError when the catalog cannot be read.
     """
@@ -68,7 +67,7 @@ def keys_of(home: Home, parts: Sequence[Part], by: Sequence[str]) -> Iterator[ND
 
 
 def mute_parts(home: Home, parts: Sequence[Part], by: Sequence[str]) -> list[str]:
-    """Names of the parts that give no key at all, so that nothing of them can be recognised by these kinds."""
+    """Names of the parts without any key, so that none of their scenes can be recognised by these kinds."""
     with lake.reading(home) as reader:
         try:
             reader.connection.create_function(PYTHON_FUNCTION, normal_form, ["VARCHAR"], "VARCHAR")
@@ -95,8 +94,8 @@ def _query(reader: Lake, part: Part, kind: str) -> str:
     if kind == "captions":
         return f"SELECT {sql_key(kind, 'form')} AS key FROM ({forms}) WHERE form <> ''"
     distinct = f"SELECT DISTINCT scene_key, form FROM ({forms}) WHERE form <> ''"
-    sets = f"SELECT {sql_caption_set('form')} AS said FROM ({distinct}) GROUP BY scene_key"
-    return f"SELECT {sql_key(kind, 'said')} AS key FROM ({sets}) WHERE said IS NOT NULL"
+    sets = f"SELECT {sql_caption_set('form')} AS value FROM ({distinct}) GROUP BY scene_key"
+    return f"SELECT {sql_key(kind, 'value')} AS key FROM ({sets}) WHERE value IS NOT NULL"
 
 
 def _block(batch: pa.RecordBatch) -> NDArray[np.uint8]:

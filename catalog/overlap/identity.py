@@ -15,16 +15,17 @@ from typing import Final, TypeAlias
 from catalog.lake.lake import quote
 
 Rules: TypeAlias = tuple[tuple[str, str | None], ...]
-"""(pattern of the whole id, namespace) in order; the first group of the first that matches is the name. None: no identity."""
+"""(pattern of the whole id, namespace); the first match decides, its first group is the name. None: no identity."""
 
 _ANY: Final = r"(?s:(.*))"
 _FLICKR_STEM: Final = r"([0-9]{5,})(?:_[0-9a-f]+)?"
 
-# Flickr8k writes 1000268201_693b08cb0e.jpg (number and secret of the photo), Flickr30k 1000268201.jpg, Multi30k 1000268201.
+# Flickr8k writes 1000268201_693b08cb0e.jpg (number and secret of the photo), Flickr30k 1000268201.jpg, Multi30k
+# 1000268201.
 _FLICKR: Final[Rules] = ((_FLICKR_STEM + r"(?:\.(?:jpe?g|JPE?G))?", "flickr"), (_ANY, "flickr"))
 # Other ids of crawled sets are rows or keys of one download (UCSC-VLAA/Recap-DataComp-1B#11).
 NO_BYTES: Final = hashlib.sha256().hexdigest()
-"sha256 of a download that brought nothing."
+"sha256 of an empty download."
 
 _WEB: Final[Rules] = (
     (f"({NO_BYTES})", None),
@@ -44,15 +45,15 @@ NAMESPACES: Final[Mapping[str, Rules]] = {
     "datacomp": _WEB,
     "img2dataset": _WEB,
     "webdataset": _WEB,
-    # Ids of one's own: 7 of one table is not 7 of another.
+    # Ids of a user's own table: 7 in one table is not 7 in another.
     "table": _WEB,
-    # Numbers of a draw, which another seed gives to other scenes.
+    # Numbers of random draws: another seed gives them to other scenes.
     "toyworld": ((_ANY, None),),
 }
-"""Kind of source -> rules. Another source's ids name things among the datasets of that source."""
+"""Kind of source -> rules. Ids of a source that is not listed are valid among datasets of that source."""
 
-# Files in the layout of COCO hold other pictures too: Karpathy's hold photos of Flickr (36979 is one there and one of COCO), and
-# people number theirs from 0. The name of the picture tells: COCO's has 12 digits, which are the id.
+# Files in COCO's layout hold other pictures too: Karpathy's hold photos of Flickr (36979 is a photo there and another
+# one in COCO), and users number theirs from 0. The file name decides: COCO's has 12 digits, which are the id.
 _COCO_SOURCE: Final = "coco"
 _PICTURE: Final = re.compile(r"(?:.*/)?" + _FLICKR_STEM + r"\.jpg", re.DOTALL)
 _COCO_PICTURE: Final = re.compile(r"(?:.*/)?(?:COCO_[a-z]+[0-9]{4}_)?([0-9]{12})\.jpg", re.DOTALL)
@@ -60,13 +61,13 @@ _COCO_PICTURE: Final = re.compile(r"(?:.*/)?(?:COCO_[a-z]+[0-9]{4}_)?([0-9]{12})
 KEY_BYTES: Final = 16
 
 SET_MIN: Final = 2
-"Distinct captions from which on the set of them names a scene."
+"Least number of distinct captions whose set identifies a scene."
 
 
 def identity(source: str | None, source_id: str, *, address: str, image_uri: str | None = None) -> str | None:
     """`namespace:name` of a scene; None when its id names nothing outside its dataset.
 
-    source: kind of source, None when nobody recorded it. address: `<source_uri>#<source_row>`. image_uri: of its first image.
+    source: kind of source, None if unknown. address: `<source_uri>#<source_row>`. image_uri: of the first image.
     """
     if source is None or source_id == address:
         return None
@@ -106,7 +107,8 @@ def sql_identity(source: str | None, row: str) -> str:
     named = _sql_rules(source, id_)
     if source == _COCO_SOURCE:
         is_flickr = (
-            f"regexp_full_match({uri}, {quote(_sql(_PICTURE))}) AND NOT regexp_full_match({uri}, {quote(_sql(_COCO_PICTURE))})"
+            f"regexp_full_match({uri}, {quote(_sql(_PICTURE))})"
+            f" AND NOT regexp_full_match({uri}, {quote(_sql(_COCO_PICTURE))})"
             f" AND parse_filename({uri}, false, 'forward_slash') = {id_} || '.jpg'"
         )
         number = f"regexp_extract({uri}, {quote(f'^{_sql(_COCO_PICTURE)}$')}, 1)"
@@ -138,7 +140,7 @@ def _sql(pattern: re.Pattern[str]) -> str:
 
 
 def key(kind: str, value: str) -> bytes:
-    """16 bytes that stand for a value of one kind (`id`, `sha256`, `captions`, `caption_set`): md5, as DuckDB computes it too."""
+    """16 bytes for a value of one kind (`id`, `sha256`, `captions`, `caption_set`): its md5, which DuckDB has too."""
     return hashlib.md5(f"{kind}:{value}".encode(), usedforsecurity=False).digest()
 
 
@@ -148,9 +150,10 @@ def sql_key(kind: str, expression: str) -> str:
 
 
 def caption_set(forms: Iterable[str]) -> str | None:
-    """What stands for the set of normal forms of a scene's captions, in any order; None for fewer than `SET_MIN` distinct ones.
+    """Digest of the set of normal forms of a scene's captions, in any order; None for fewer than `SET_MIN` forms.
 
-    One caption names no scene (`a dog runs`); a whole set that is equal hardly ever is by chance. Empty forms say nothing.
+    A single caption (`a dog runs`) does not identify a scene; equal whole sets are rarely a coincidence. Empty and
+    repeated forms do not count.
     """
     distinct = {form for form in forms if form}
     if len(distinct) < SET_MIN:
@@ -164,6 +167,6 @@ def caption_set(forms: Iterable[str]) -> str | None:
 def sql_caption_set(form: str) -> str:
     """An aggregate over the distinct, non-empty normal forms of one scene that equals `caption_set`."""
     total, low = f"bit_xor(md5_number({form}))", (1 << 64) - 1
-    # In two halves: DuckDB writes a number of 128 bits in 200 microseconds, and one of 64 in less than one.
+    # In two halves: DuckDB formats a 128-bit number in 200 microseconds, and a 64-bit number in less than one.
     text = f"({total} >> 64)::UBIGINT || ':' || ({total} & {low}::UHUGEINT)::UBIGINT"
     return f"CASE WHEN count(*) >= {SET_MIN} THEN {text} END"

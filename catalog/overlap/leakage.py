@@ -19,6 +19,7 @@ import pyarrow as pa
 from catalog.lake import database, lake
 from catalog.lake.lake import Lake
 from catalog.overlap.identity import sql_identity
+from catalog.overlap.parts import WHERE, Part, source_of
 from catalog.wording import PYTHON_FUNCTION, normal_form, sql_normal_form
 from infra.errors import InputError, StorageError
 from infra.home import Home
@@ -26,33 +27,9 @@ from infra.home import Home
 KINDS: Final = ("exact", "normalised", "scene", "source_id")
 
 
-WHERE: Final = "s.dataset = ? AND s.version = ? AND (? IS NULL OR s.split = ?)"
-"Of the rows `s` of a part, with `Part.values` to be bound."
-
-
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """A part of a dataset version. split: None for all. roles: empty for all."""
-
-    dataset: str
-    version: str
-    split: str | None = None
-    roles: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """`dataset@version/split`."""
-        return f"{self.dataset}@{self.version}" + (f"/{self.split}" if self.split else "")
-
-    @property
-    def values(self) -> list[object]:
-        """What `WHERE` is bound to."""
-        return [self.dataset, self.version, self.split, self.split]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Overlap:
-    """Scored scenes that a training set has seen: keys by kind."""
+class Leaks:
+    """Scored scenes that a training set holds: keys by kind."""
 
     training: Part
     keys: dict[str, frozenset[str]]
@@ -68,10 +45,10 @@ class Overlap:
         return {**{kind: len(found) for kind, found in self.keys.items()}, "any": len(self.leaked)}
 
 
-def overlap(home: Home, training: Part, scored: Part, scene_keys: Sequence[str]) -> Overlap:
-    """What `training` has seen of these scenes of `scored`.
+def find_leaks(home: Home, training: Part, scored: Part, scene_keys: Sequence[str]) -> Leaks:
+    """The scenes of `scored` with these keys that `training` holds.
 
-    Raises InputError when the catalog does not hold one of the parts, since nothing found there would look like no leak.
+    Raises InputError when the catalog does not hold one of the parts, which would otherwise look like no leak.
     """
     keys = pa.table({"scene_key": pa.array(scene_keys, pa.large_string())})
     with lake.reading(home) as reader:
@@ -90,7 +67,7 @@ def overlap(home: Home, training: Part, scored: Part, scene_keys: Sequence[str])
             raise StorageError(
                 f"The catalog could not compare {scored.name} with {training.name}: {database.scrub(home, str(error))}."
             ) from error
-    return Overlap(training=training, keys=found)
+    return Leaks(training=training, keys=found)
 
 
 def _refuse_absent(reader: Lake, part: Part) -> None:
@@ -103,24 +80,19 @@ def _refuse_absent(reader: Lake, part: Part) -> None:
 
 
 def _by_text(reader: Lake, training: Part, scored: Part, form: str) -> frozenset[str]:
-    """A semi join over a hash table of the scored texts: the training texts stream by."""
-    query = f"""WITH wanted AS (SELECT DISTINCT scene_key, {form} AS said FROM (SELECT s.scene_key, unnest(s.captions) AS c
-            FROM versions.scenes AS s SEMI JOIN scored_keys AS k ON (s.scene_key = k.scene_key) WHERE {WHERE})
+    """Scenes with a caption of equal form. The hash table holds the scored texts; the training texts stream past it."""
+    query = f"""WITH wanted AS (SELECT DISTINCT scene_key, {form} AS form FROM (
+            SELECT s.scene_key, unnest(s.captions) AS c FROM versions.scenes AS s
+            SEMI JOIN scored_keys AS k ON (s.scene_key = k.scene_key) WHERE {WHERE})
             WHERE (len(?) = 0 OR list_contains(?, c.role))),
-        seen AS (SELECT DISTINCT {form} AS said FROM (SELECT unnest(s.captions) AS c FROM versions.scenes AS s WHERE {WHERE})
-            WHERE (len(?) = 0 OR list_contains(?, c.role)) AND {form} IN (SELECT said FROM wanted))
-        SELECT DISTINCT scene_key FROM wanted SEMI JOIN seen USING (said) WHERE said <> ''"""
-    values = [
-        *scored.values,
-        *_roles(scored),
-        *training.values,
-        *_roles(training),
-    ]
+        seen AS (SELECT DISTINCT {form} AS form FROM (
+            SELECT unnest(s.captions) AS c FROM versions.scenes AS s WHERE {WHERE})
+            WHERE (len(?) = 0 OR list_contains(?, c.role)) AND {form} IN (SELECT form FROM wanted))
+        SELECT DISTINCT scene_key FROM wanted SEMI JOIN seen USING (form) WHERE form <> ''"""
+    values: list[object] = []
+    for part in (scored, training):
+        values += [*part.values, list(part.roles), list(part.roles)]
     return frozenset(str(key) for (key,) in reader.rows(query, values))
-
-
-def _roles(part: Part) -> list[list[str]]:
-    return [list(part.roles)] * 2
 
 
 def _by_key(reader: Lake, training: Part) -> frozenset[str]:
@@ -132,7 +104,7 @@ def _by_key(reader: Lake, training: Part) -> frozenset[str]:
 
 
 def _by_source_id(reader: Lake, training: Part, scored: Part) -> frozenset[str]:
-    """Only where both ids name one thing: `12` of one source and `12` of another are no two names of it."""
+    """Compares identities, not ids: `12` of one source and `12` of another name different things."""
     if training.dataset == scored.dataset:
         return frozenset()
     trained, wanted = (sql_identity(source_of(reader, part), "s") for part in (training, scored))
@@ -140,10 +112,3 @@ def _by_source_id(reader: Lake, training: Part, scored: Part) -> frozenset[str]:
             SEMI JOIN scored_keys AS k ON (s.scene_key = k.scene_key) WHERE {WHERE}) AS w
         SEMI JOIN (SELECT {trained} AS name FROM versions.scenes AS s WHERE {WHERE}) AS t ON (w.name = t.name)"""
     return frozenset(str(key) for (key,) in reader.rows(query, [*scored.values, *training.values]))
-
-
-def source_of(reader: Lake, part: Part) -> str | None:
-    """Kind of source of a part's dataset; None when nobody recorded it."""
-    query = "SELECT source FROM main.datasets WHERE dataset = ? AND version = ?"
-    rows = reader.rows(query, [part.dataset, part.version])
-    return str(rows[0][0]) if rows and rows[0][0] is not None else None

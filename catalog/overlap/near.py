@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from catalog.lake.lake import Lake
-from catalog.overlap.leakage import WHERE, Part
+from catalog.overlap.parts import WHERE, Part
 from catalog.wording import sql_normal_form
 from infra.errors import UsageError
 
@@ -65,8 +65,9 @@ def rows_a_band(threshold: float) -> int:
 def load(reader: Lake, left: Part, right: Part, *, threshold: float) -> None:
     """Tables `near_pairs` (l, r: items), and `l_near`, `r_near` as `catalog.overlap.comparison` counts them.
 
-    Needs the tables `l_caption` and `r_caption`. An item of `near` is the normal form on the right. Of all pairs those are
-    kept that give each form a partner in each split where it has one. Raises UsageError when there are too many candidates.
+    Needs the tables `l_caption` and `r_caption`. An item of `near` is the normal form on the right. Only the pairs that
+    the counts need are kept: one partner of a form in each split that has any. Raises UsageError when there are too
+    many candidates.
     """
     rows = rows_a_band(threshold)
     run = reader.connection.execute
@@ -118,7 +119,7 @@ def _find_pairs(reader: Lake, threshold: float, blocks: Sequence[int]) -> None:
     run("CREATE TEMP TABLE near_found (l BIGINT, r BIGINT)")
     common = "len(list_intersect(a.hashes, b.hashes))"
     for block in blocks:
-        # Divided, not multiplied: 0.56 * 25 is more than 14.
+        # Compare the quotient: in floating point 0.56 * 25 is more than 14, so a product would miss pairs.
         run(
             f"""CREATE OR REPLACE TEMP TABLE near_block AS SELECT c.l, c.r FROM (
                 SELECT DISTINCT a.number AS l, b.number AS r FROM near_blocks AS w
@@ -132,7 +133,7 @@ def _find_pairs(reader: Lake, threshold: float, blocks: Sequence[int]) -> None:
 
 
 def _thinned(pairs: str) -> str:
-    """A partner for each form and split of the other side: as many scenes and captions as all pairs, without their square."""
+    """One partner for each form and split of the other side: the same counts as of all pairs, without their square."""
     return f"""SELECT p.l, min(p.r) AS r FROM {pairs} AS p JOIN r_splits AS s ON (s.number = p.r) GROUP BY p.l, s.split
         UNION SELECT min(p.l), p.r FROM {pairs} AS p JOIN l_splits AS s ON (s.number = p.l) GROUP BY p.r, s.split"""
 
@@ -148,7 +149,7 @@ def _load_forms(reader: Lake, side: str, part: Part) -> None:
 
 
 def _batches(reader: Lake, side: str) -> Iterator[tuple[pa.Array, list[str]]]:
-    """(numbers, normal forms) in batches by number: a running result would end at the next statement of the connection."""
+    """(numbers, normal forms) in batches, each a query of its own: another statement would end a running result."""
     total = int(reader.rows(f"SELECT count(*) FROM {side}_forms")[0][0])
     for start in range(0, total, BATCH_CAPTIONS):
         query = f"SELECT number, form FROM {side}_forms WHERE number >= ? AND number < ?"
@@ -159,7 +160,7 @@ def _batches(reader: Lake, side: str) -> Iterator[tuple[pa.Array, list[str]]]:
 def _insert(reader: Lake, side: str, numbers: pa.Array, sets: Sequence[Sequence[str]], rows: int) -> None:
     hashes, offsets, signatures = _signatures(sets)
     bands = PERMUTATIONS // rows
-    # A band is named by its place and its hashes; as bytes, so that it cannot meet another by chance.
+    # A band is identified by its position and the bytes of its hashes, so different bands cannot collide.
     cut = np.ascontiguousarray(signatures[:, : bands * rows]).reshape(len(sets) * bands, rows)
     words = pa.FixedSizeBinaryArray.from_buffers(pa.binary(4 * rows), len(cut), [None, pa.py_buffer(cut)])
     run, register = reader.connection.execute, reader.connection.register

@@ -7,16 +7,40 @@ Invariant: a part that `resolve` returns holds at least one scene; the error for
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final
 
 from catalog.lake.lake import Lake
-from catalog.overlap.leakage import Part
 from catalog.versions.current import find_version, listed
 from infra.errors import InputError, UsageError
 
 GRAMMAR: Final = "DATASET[@VERSION][:SPLIT]"
 
 _NAME: Final = re.compile(r"(?P<dataset>[^@:/]+)(?:@(?P<version>[^@:/]+))?(?:[:/](?P<split>[^@:/]+))?")
+
+
+WHERE: Final = "s.dataset = ? AND s.version = ? AND (? IS NULL OR s.split = ?)"
+"Selects the rows `s` of a part; bind `Part.values`."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A part of a dataset version. split: None for all. roles: empty for all."""
+
+    dataset: str
+    version: str
+    split: str | None = None
+    roles: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """`dataset@version/split`."""
+        return f"{self.dataset}@{self.version}" + (f"/{self.split}" if self.split else "")
+
+    @property
+    def values(self) -> list[object]:
+        """Values for `WHERE`."""
+        return [self.dataset, self.version, self.split, self.split]
 
 
 def parse(text: str) -> tuple[str, str | None, str | None]:
@@ -41,3 +65,10 @@ def resolve(reader: Lake, text: str) -> Part:
     if split is not None and split not in splits:
         raise InputError(f"{dataset}@{version} has no split {split!r}. It has {listed(splits)}.")
     return Part(dataset=dataset, version=version, split=split)
+
+
+def source_of(reader: Lake, part: Part) -> str | None:
+    """Kind of source of a part's dataset; None if unknown."""
+    query = "SELECT source FROM main.datasets WHERE dataset = ? AND version = ?"
+    rows = reader.rows(query, [part.dataset, part.version])
+    return str(rows[0][0]) if rows and rows[0][0] is not None else None

@@ -52,7 +52,7 @@ _STYLE: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A drawn figure. name: of its files; alt: what it shows, for those who do not see it; caption: what to read off."""
+    """A drawn figure. name: of its files; alt: text for readers who cannot see it; caption: how to read it."""
 
     name: str
     alt: str
@@ -92,7 +92,7 @@ def finished(drawn: Canvas, *, name: str, alt: str, caption: str) -> Figure:
     drawn.draw_without_rendering()
     drawn.set_layout_engine("none")
     for axes in drawn.axes:
-        # The solver's last bits depend on where its variables lie in memory, and names inside an SVG are digests of places.
+        # The layout solver's last bits depend on memory addresses, and ids inside an SVG are digests of coordinates.
         left, bottom, width, height = (round(float(side), 6) for side in axes.get_position().bounds)
         axes.set_position((left, bottom, width, height))
     drawn.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
@@ -123,7 +123,7 @@ def spaced(wanted: Sequence[float], least: float) -> list[float]:
     placed = list(wanted)
     for before, i in itertools.pairwise(order):
         placed[i] = max(placed[i], placed[before] + least)
-    # What was pushed up is taken back by half of the push, so that the block stays about its middle.
+    # Shift everything back by the mean push, so that the labels stay centred on their curves.
     push = sum(new - old for new, old in zip(placed, wanted, strict=True)) / max(1, len(wanted))
     return [place - push for place in placed]
 

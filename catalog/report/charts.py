@@ -49,7 +49,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Points (x, y) in order of x, with an interval each where there is one. faint: drawn as one of several of its name."""
+    """Points (x, y) in order of x, with intervals where they are known. Curves of one name are seeds of one system."""
 
     name: str
     colour: str

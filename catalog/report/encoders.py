@@ -43,15 +43,15 @@ class Encoder:
     "Of the embedding set."
     label: str
     system: str
-    arm: str | None
-    run_id: str | None
-    seed: int | None
-    checkpoint: str | None
-    observation: str | None
-    samples: int | None
-    dataset: str | None
-    version: str | None
-    split: str | None
+    arm: str | None = None
+    run_id: str | None = None
+    seed: int | None = None
+    checkpoint: str | None = checkpoints.LAST
+    observation: str | None = None
+    samples: int | None = None
+    dataset: str | None = None
+    version: str | None = None
+    split: str | None = None
 
     @property
     def is_trained_here(self) -> bool:
@@ -87,28 +87,15 @@ def read_encoders(reader: Lake, runs: Mapping[str, Run]) -> dict[str, Encoder]:
 
 def unknown(name: str) -> Encoder:
     """The side of a score whose embedding set is no longer in the catalog."""
-    return Encoder(
-        name=name,
-        label=printable(name),
-        system=name,
-        arm=None,
-        run_id=None,
-        seed=None,
-        checkpoint=checkpoints.LAST,
-        observation=None,
-        samples=None,
-        dataset=None,
-        version=None,
-        split=None,
-    )
+    return Encoder(name=name, label=printable(name), system=name)
 
 
 def _encoder(row: Mapping[str, Any], runs: Mapping[str, Run]) -> Encoder:
     run = runs.get(row["run_id"] or "")
     model = str(row["model"])
     checkpoint = checkpoints.checkpoint_of(model)
-    said = f", {checkpoints.label(checkpoint)}" if checkpoint else ""
-    label = f"{run.label}{said}" if run else f"{_short(model)}{'' if row['run_id'] is None else said}"
+    suffix = f", {checkpoints.label(checkpoint)}" if checkpoint else ""
+    label = f"{run.label}{suffix}" if run else f"{_short(model)}{'' if row['run_id'] is None else suffix}"
     # Control characters would make an SVG that no browser reads.
     label = printable(label)
     return Encoder(
@@ -119,11 +106,7 @@ def _encoder(row: Mapping[str, Any], runs: Mapping[str, Run]) -> Encoder:
         run_id=row["run_id"],
         seed=run.seed if run else None,
         checkpoint=checkpoint,
-        observation=row["observation"],
-        samples=row["samples"],
-        dataset=row["dataset"],
-        version=row["version"],
-        split=row["split"],
+        **{column: row[column] for column in ("observation", "samples", "dataset", "version", "split")},
     )
 
 

@@ -118,7 +118,7 @@ def _mapped(scores: Iterable[Score]) -> list[Score]:
         row = score.row
         is_one = row["metric"] == "recall@1" and score.direction == PICTURE and row["map"] not in CONTROLS
         is_kept = row["details"].get("map_id") and row["dataset"] and row["version"]
-        # Runs in the making are no encoders of a gallery; a frozen model is.
+        # Earlier checkpoints of a run are left out; frozen models are shown.
         if is_one and is_kept and (score.subject.run_id is None or score.subject.is_trained_here):
             found[row["details"]["map_id"]] = score
     return list(found.values())
@@ -131,7 +131,7 @@ def _place(score: Score) -> tuple[str, str, str, str, str]:
 
 
 def _picks(home: Home, score: Score) -> pa.Table | None:
-    """Rows of the first protocol in which pictures ask: one caption of many where there is that, else the scene's."""
+    """Rows of the picture queries: against single captions (`multi`) if the map has them, else against scenes."""
     folder = storage.join(home.url, "maps", score.row["details"]["map_id"])
     record_url, url = storage.join(folder, "record.json"), storage.join(folder, "picks.parquet")
     if not storage.exists(record_url) or not storage.exists(url):

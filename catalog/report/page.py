@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from catalog.lake import database, lake
 from catalog.lake.lake import Lake
-from catalog.report import maps, score_sections, theory, trainings
+from catalog.report import map_sections, score_sections, theory, trainings
 from catalog.report.canvas import Figure, Palette
 from catalog.report.contents import Contents, read_contents
 from catalog.report.gallery import encoders_of, read_gallery, read_neighbourhoods
@@ -92,8 +92,8 @@ def make_sections(home: Home, reader: Lake, contents: Contents) -> list[Section]
     shown = [_gallery(home, reader, contents), _neighbours(home, reader, contents)]
     return [
         score_sections.alignment(contents, palette),
-        maps.retrieval(contents, palette),
-        maps.pairs_curve(contents, palette),
+        map_sections.retrieval(contents, palette),
+        map_sections.pairs_curve(contents, palette),
         score_sections.probes(contents, palette),
         *shown,
         trainings.trainings(contents, palette),
@@ -108,8 +108,8 @@ def _gallery(home: Home, reader: Lake, contents: Contents) -> Section:
         anchor="gallery",
         title="Which caption does each encoder pick for a picture?",
         lead=(
-            "The picture is mapped into the text space; the nearest caption there is the answer, out of the captions "
-            "of all scored scenes."
+            "The picture is mapped into the text space. The answer is the nearest caption there, among the "
+            "captions of all scored scenes."
         ),
         pieces=[found] if found is not None else [],
         query="",
@@ -132,8 +132,8 @@ def _neighbours(home: Home, reader: Lake, contents: Contents) -> Section:
         anchor="neighbours",
         title="Who are the neighbours?",
         lead=(
-            "What mutual k-NN counts, for a few scenes drawn by the hash of their key: the nearest scenes in one "
-            "space and in the other."
+            "The neighbours that mutual k-NN counts, for a few scenes drawn by the hash of their key: the "
+            "nearest scenes in one space and in the other."
         ),
         pieces=pieces,
         query="",

@@ -12,10 +12,9 @@ from typing import Any, Final
 from catalog.report import charts
 from catalog.report.canvas import Figure, Palette
 from catalog.report.contents import Contents
-from catalog.report.differences import paired
 from catalog.report.scores import Group, Score, Spread, checkpoint_points, group, is_lower_better, spreads
 from catalog.report.sections import Piece, Section, count, interval, metric_name, number, table, versions_text
-from catalog.rows.alignments import CHECKPOINT_COLUMNS
+from catalog.rows.alignments import CHECKPOINT_COLUMNS, DIFFERENCE
 from infra.models import checkpoints
 
 MOST_FIGURE_GROUPS: Final = 6
@@ -39,8 +38,11 @@ def alignment(contents: Contents, palette: Palette) -> Section:
     return Section(
         anchor="alignment",
         title="How alike are the spaces?",
-        lead="Mutual k-NN takes an item, its k nearest neighbours in one space and in the other, and counts the share that is in both. "
-        "Spaces that have nothing in common share as many as chance does, the dashed line. Dots are scores with the 95 % interval over items.",
+        lead=(
+            "Mutual k-NN takes the k nearest neighbours of an item in each of two spaces and reports the share "
+            "that both contain. Unrelated spaces share as many as chance does, which is the dashed line. Dots "
+            "are scores with the 95 % interval over items."
+        ),
         pieces=pieces,
         query=(
             "SELECT left_name, right_name, metric, value, low, high, chance, calibrated, p_value, k, n FROM "
@@ -60,8 +62,11 @@ def _alignment_figure(groups: Sequence[Group], palette: Palette) -> Figure:
     return charts.dots(
         "alignment",
         alt,
-        "Read off: which encoder's neighbourhoods resemble those of the other side most, whether intervals of two encoders touch, and how far "
-        "training has moved a score from the untrained one. Printed numbers are means over the dots of a line, one a seed.",
+        (
+            "Shows which encoder has neighbourhoods most similar to those of the other side, whether intervals "
+            "of two encoders overlap, and how far training has moved a score from the untrained one. Printed "
+            "numbers are means over the dots of a line, one dot a seed."
+        ),
         panels,
     )
 
@@ -146,8 +151,8 @@ def _samples_figure(groups: Sequence[Group], contents: Contents, palette: Palett
         "alignment-by-samples",
         alt,
         (
-            "Read off: whether alignment grows with training, and whether the arms part. Each line is a run: "
-            "untrained, after one epoch, at its end; between these nothing was measured."
+            "Shows whether alignment grows with training and whether the arms separate. Each line is a run, "
+            "measured untrained, after one epoch and at its end; nothing was measured in between."
         ),
         [panel],
     )
@@ -256,6 +261,25 @@ def conditions(name: str, scores: Sequence[Score]) -> Piece:
     )
 
 
+def paired(name: str, differences: Sequence[Score]) -> list[Piece]:
+    """Two systems scored on the same items: one table, largest difference first; none without a difference."""
+    if not differences:
+        return []
+    columns = [
+        ("metric", lambda s: metric_name({**s.row, "metric": s.metric.removesuffix(DIFFERENCE)})),
+        ("of", lambda s: str(s.row["left_name"])),
+        ("minus", lambda s: str(s.row["details"]["rival_name"])),
+        ("against", lambda s: str(s.row["right_name"])),
+        ("difference", lambda s: f"{s.value:+.3f}"),
+        ("95 % interval", lambda s: interval(s.row, sign="+")),
+        ("scores", lambda s: " and ".join(number(value) for value in s.row["details"]["values"])),
+        ("n", lambda s: count(s.row["n"])),
+        ("selection", lambda s: str(s.row["selection"] or "")),
+    ]
+    ordered = sorted(differences, key=lambda s: (s.metric, -s.value))
+    return [table(f"{name}: paired differences, both systems on the same items", columns, ordered)]
+
+
 def subject_name(score: Score) -> str:
     """The encoder with its seed."""
     subject = score.subject
@@ -280,7 +304,10 @@ def probes(contents: Contents, palette: Palette) -> Section:
                     f"Probe accuracy by encoder. Highest for {top.against}: {top.subject.label}, "
                     f"{number(top.value)}; chance {number(linear[0].chance)}."
                 ),
-                "Read off: what of the world an encoder tells apart. Chance is the share of the most frequent label.",
+                (
+                    "Shows which properties of the world an encoder distinguishes. Chance is the share of the most "
+                    "frequent label."
+                ),
                 [panel(g, palette, title(g)) for g in linear[:MOST_FIGURE_GROUPS]],
             )
         )
@@ -288,8 +315,11 @@ def probes(contents: Contents, palette: Palette) -> Section:
     return Section(
         anchor="probes",
         title="What can be read from an embedding?",
-        lead="A linear classifier and a nearest-neighbour vote learn a label from the vectors and are scored on scenes they have not seen (cross-validation). "
-        "An alignment score says that two spaces agree; a probe says about what.",
+        lead=(
+            "A linear classifier and a nearest-neighbour vote learn a label from the vectors and are scored by "
+            "cross-validation on scenes they have not seen. An alignment score says that two spaces agree; a "
+            "probe says on what."
+        ),
         pieces=pieces,
         query=(
             "SELECT left_name, right_name AS label, metric, value, low, high, chance, n FROM alignments WHERE metric "

@@ -70,7 +70,7 @@ class Section:
     pieces: Sequence[Piece]
     query: str
     absent: str
-    "Said in the place of the pieces when there is none."
+    "Shown when there are no pieces."
 
 
 def metric_name(row: Mapping[str, Any]) -> str:
@@ -90,13 +90,14 @@ def count(value: int | None) -> str:
     return "–" if value is None else f"{value:,}"
 
 
-def interval(row: Mapping[str, Any]) -> str:
-    """`low to high`."""
-    return "–" if row["low"] is None or row["high"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
+def interval(row: Mapping[str, Any], *, sign: str = "") -> str:
+    """`low to high`; sign `+` writes the sign of positive ends too."""
+    low, high = row["low"], row["high"]
+    return "–" if low is None or high is None else f"{low:{sign}.3f} to {high:{sign}.3f}"
 
 
 def table(caption: str, columns: Sequence[tuple[str, Callable[[Any], str]]], items: Iterable[Any]) -> Table:
-    """A row an item. Columns whose cells are all numbers or dashes are set to the right; those with dashes alone are left out."""
+    """A table with a row an item. Columns of numbers are set to the right; columns of dashes alone are left out."""
     members = list(items)
     filled = [(name, [cell(item) for item in members]) for name, cell in columns]
     kept = [(name, cells) for name, cells in filled if any(text not in ("", "–") for text in cells)]

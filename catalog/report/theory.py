@@ -37,9 +37,13 @@ def theory(checks: Mapping[str, Check]) -> Section:
     return Section(
         anchor="theory",
         title="When must two encoders agree?",
-        lead="On a finite world the best whitening encoder is known exactly: the eigenfunctions of who is paired with whom. Two modalities whose views share "
-        "nothing but the state have the same ones, up to a rotation. Views that also share a nuisance spend a direction on it as soon as it is kept more "
-        "strongly (beta) than the last direction of the world (alpha). A network that is trained with LeJEPA on such a world shows how near training comes.",
+        lead=(
+            "On a finite world the best whitening encoder is known exactly: it consists of the eigenfunctions of "
+            "the pairing. Two modalities whose views share nothing but the state have the same eigenfunctions, "
+            "up to a rotation. Views that also share a nuisance spend a direction on it as soon as the nuisance "
+            "is preserved more strongly (beta) than the last direction of the world (alpha). A network trained "
+            "with LeJEPA on such a world shows how close training comes."
+        ),
         pieces=pieces,
         query=(
             "SELECT series, point, name, value FROM theory_values WHERE series IN ('below', 'above', 'special') "
@@ -78,7 +82,7 @@ def threshold_figure(check: Check) -> Figure:
         lower.set_title("And how far is that from twice the number of lost directions?")
         lower.yaxis.set_major_formatter(lambda y, _: f"{y:.0e}")
         lower.set_xlabel("beta / alpha: strength of the nuisance by that of the world's last direction")
-        canvas.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=9.5, handles=upper.get_legend_handles_labels()[0])  # fmt: skip
+        _legend(canvas, upper, columns=2)
         return drawing.finished(
             canvas,
             name="theory-threshold",
@@ -86,10 +90,18 @@ def threshold_figure(check: Check) -> Figure:
                 f"Alignment error against beta / alpha for {len(every):,} cases: 0 below 1, and 2, 4 ... {2 * dims} "
                 "above."
             ),
-            caption=f"Read off: below the threshold all errors are 0, at most {_rounding(result['max_below_error'])}; above it the error is twice the number of "
-            f"lost directions, up to {_rounding(result['max_above_deviation'])}. Good views stay at 0 whatever beta is, at most {_rounding(result['max_good_error'])}. "
-            "The dashed line is 1e-12; an error of exactly 0 is drawn at the foot.",
+            caption=(
+                f"Below the threshold all errors are 0, at most {_rounding(result['max_below_error'])}. Above it the "
+                f"error is twice the number of lost directions, up to {_rounding(result['max_above_deviation'])}. "
+                f"Good views stay at 0 for every beta, at most {_rounding(result['max_good_error'])}. The dashed line "
+                "is 1e-12; an error of exactly 0 is drawn at the bottom."
+            ),
         )
+
+
+def _legend(canvas: Any, axes: Axes, *, columns: int) -> None:
+    handles, _ = axes.get_legend_handles_labels()
+    canvas.legend(handles=handles, loc="outside upper left", ncols=columns, frameon=False, fontsize=9.5)
 
 
 def _ratios(points: Sequence[Mapping[str, float]]) -> list[float]:
@@ -107,10 +119,11 @@ def _regimes(check: Check) -> Table:
     result, config = check.result, check.config
     total = result["rows_below"] + result["rows_above"] + config["worlds"]
     lost = ", ".join(f"{r} in {n}" for r, n in result["above_r"].items())
+    above = _rounding(result["max_above_deviation"])
     rows = [
         ("good views", total, "error 0", _rounding(result["max_good_error"]), "0"),
         ("bad views below the threshold", result["rows_below"], "error 0", _rounding(result["max_below_error"]), "0"),
-        ("bad views above it", result["rows_above"], "error 2r", _rounding(result["max_above_deviation"]), lost or "–"),
+        ("bad views above it", result["rows_above"], "error 2r", above, lost or "–"),
         (
             "bad views, all nuisance kept",
             config["worlds"],
@@ -177,7 +190,7 @@ def bridge_figure(check: Check) -> Figure:
         grid[0, 0].set_ylim(0, 90)
         grid[1, 0].set_ylabel("share in the span")
         grid[1, 0].set_ylim(-0.03, 1.05)
-        canvas.legend(handles=grid[0, 0].get_legend_handles_labels()[0], loc="outside upper left", ncols=4, frameon=False, fontsize=9.5)  # fmt: skip
+        _legend(canvas, grid[0, 0], columns=4)
         return drawing.finished(
             canvas,
             name="theory-bridge",
@@ -185,9 +198,13 @@ def bridge_figure(check: Check) -> Figure:
                 "Principal angles between trained and closed-form encoders, for "
                 f"{', '.join(kind['name'] for kind in kinds)}; and the shares of eigenfunctions in what they learned."
             ),
-            caption="Read off: with a whitening penalty the network learns the span of the closed form (angles near 0, shares of 1 left of the dashed line and 0 right "
-            "of it). SIGReg leaves it, the further the larger its weight: it buys Gaussian directions with weaker eigenfunctions and with nuisance. A line is the mean over seeds, a dot a "
-            "seed (mean of two modalities); functions of equal strength share their mean.",
+            caption=(
+                "With a whitening penalty the network learns the span of the closed form: angles near 0, shares of 1 "
+                "left of the dashed line and 0 right of it. SIGReg departs from it, more so the larger its weight: "
+                "it accepts weaker eigenfunctions and nuisance in exchange for Gaussian directions. A line is the "
+                "mean over seeds, a dot one seed (mean of two modalities). Functions of equal strength share their "
+                "mean."
+            ),
         )
 
 

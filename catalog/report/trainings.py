@@ -39,8 +39,10 @@ def trainings(contents: Contents, palette: Palette) -> Section:
     return Section(
         anchor="trainings",
         title="How were the encoders trained?",
-        lead="Good views draw from all captions of a scene, bad views from a single one; next-token prediction reads one caption, word by word. "
-        "Losses of different objectives have no common scale.",
+        lead=(
+            "Good views draw from all captions of a scene, bad views from a single one. Next-token prediction "
+            "reads one caption, token by token. Losses of different objectives have no common scale."
+        ),
         pieces=pieces,
         query="SELECT run_id, objective, seed, steps, samples, tokens, status FROM runs ORDER BY started_at",
         absent="No run is in the catalog yet. `goodviews train --recipe tiny-cpu` makes one.",
@@ -62,8 +64,8 @@ def _curve_figures(contents: Contents, runs: Sequence[Run], palette: Palette) ->
                 "loss",
                 f"Training loss against steps for {_names(runs)}.",
                 (
-                    "Read off: whether training went on falling, levelled off or broke. Runs of one name differ in "
-                    "their seed. Long curves are thinned to 400 of their points."
+                    "Shows whether the loss kept falling, levelled off or diverged. Runs of one name differ in their "
+                    "seed. Long curves are thinned to 400 of their points."
                 ),
                 losses,
             )
@@ -84,7 +86,7 @@ def _rank_figure(panel: charts.CurvePanel, runs: Sequence[Run]) -> Figure:
     return charts.curves(
         "effective-rank",
         f"Effective rank against steps for {_names(runs)}.",
-        "Read off: a curve that falls towards 1 is an encoder that has collapsed and says the same of every text.",
+        ("A curve that falls towards 1 shows an encoder that has collapsed: it gives every text the same vector."),
         [panel],
     )
 
@@ -144,7 +146,7 @@ def data(contents: Contents) -> Section:
             charts.bars(
                 "captions-per-scene",
                 f"Scenes by number of captions, in {', '.join(bar.title for bar in captions)}.",
-                "Read off: a scene with one caption has no good pair; it can be cut into bad views only.",
+                ("A scene with one caption has no good pair; it can only give bad views."),
                 captions,
             )
         )
@@ -155,7 +157,7 @@ def data(contents: Contents) -> Section:
             charts.bars(
                 "rejects",
                 f"Texts that were not kept, by reason, in {', '.join(name for name, _ in reasons)}.",
-                "Read off: why texts were left out. Each is a row of `rejects` with its address in the source.",
+                ("Shows why texts were rejected. Each one is a row of `rejects` with its address in the source."),
                 bars,
             )
         )
@@ -164,8 +166,8 @@ def data(contents: Contents) -> Section:
         anchor="data",
         title="What are the data?",
         lead=(
-            "A scene is one state of the world; its captions and pictures are observations of it. Every text that "
-            "was read is kept or is a reject with a reason."
+            "A scene is one state of the world; its captions and pictures are observations of it. Every text "
+            "that was read is either kept or a reject with a reason."
         ),
         pieces=pieces,
         query=(
@@ -249,4 +251,4 @@ def _overlap_table(scores: Iterable[Score]) -> Table | None:
         ("same source id", seen("source_id")),
         ("any of these", seen("any")),
     ]
-    return table("Overlap: scored scenes that a training set has seen, by what gave them away", columns, found.items())
+    return table(("Overlap: scored scenes that a training set holds, by kind of match"), columns, found.items())

@@ -126,7 +126,7 @@ def publish_vectors(
 ) -> EmbeddingFile:
     """Publish file `number` of a set, sorted by (scene_key, item); the same rows give the same bytes.
 
-    keys: columns of `KEYS`, N rows in any order. layers: number of the layer -> vectors (N, D) in the same order, all of
+    keys: columns of `KEYS`, N rows in any order. layers: number of the layer -> vectors (N, D) in the same order, of
     one dtype. Raises InputError for a repeated key, and for vectors that are not finite, whose distances mean nothing.
     """
     keys = keys.select(KEYS.names).cast(KEYS)
@@ -291,7 +291,7 @@ def read_record(home: Home, embedding_id: str) -> EmbeddingRecord:
 
 
 def read_keys(home: Home, record: EmbeddingRecord) -> pa.Table:
-    """scene_key, item of all N rows in canonical order. Raises IntegrityError for a file that differs from the record."""
+    """scene_key, item of all N rows in canonical order. Raises IntegrityError for a changed file."""
     keys = _stored_keys(home, record)
     return keys.take(_canonical_order(keys)).combine_chunks()
 

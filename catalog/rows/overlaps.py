@@ -17,7 +17,7 @@ import orjson
 from catalog.lake.lake import Lake
 from catalog.lake.transaction import commit_rows
 from catalog.overlap.comparison import Comparison, Kind
-from catalog.overlap.leakage import Part
+from catalog.overlap.parts import Part
 from infra.home import Home
 
 

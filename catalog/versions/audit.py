@@ -60,7 +60,10 @@ class Audit:
 
 
 def verify(home: Home, *, dataset: str | None = None, quick: bool = False) -> Audit:
-    """Compare files, manifests and catalog of all versions and embedding sets, or of one dataset's versions; `quick` compares sizes, not hashes."""
+    """Compare files, manifests and catalog of all versions and embedding sets, or of the versions of one dataset.
+
+    quick: compare sizes instead of hashes. Raises InputError for an unknown dataset.
+    """
     # Disk before catalog: what is committed in between is then in both.
     found, problems = _versions_on_disk(home, dataset)
     if dataset is not None and not found and not problems:
@@ -83,7 +86,7 @@ def _check_sets(home: Home, *, quick: bool) -> Iterator[Problem]:
         for embedding_id, path, detail in _set_problems(home, quick=quick):
             yield Problem(dataset="embeddings", version=embedding_id, path=path, detail=detail)
     except (lake.DatabaseError, IntegrityError):
-        return  # the catalog cannot be read, which `_check_catalog` has said
+        return  # the catalog cannot be read; `_check_catalog` reports that
 
 
 def _set_problems(home: Home, *, quick: bool) -> Iterator[tuple[str, str, str]]:
@@ -124,7 +127,8 @@ def _set_file_problems(home: Home, embedding_id: str, *, quick: bool) -> Iterato
 def check_unique_keys(files: Sequence[str], *, dataset: str) -> None:
     """Raises IntegrityError when two scenes in these parquet files have one scene_key, in bounded memory.
 
-    Keys are first compared by a 64-bit hash, which for 940 million keys has 0.02 false candidates; those are looked at whole.
+    Keys are compared by a 64-bit hash first, which gives 0.02 false candidates for 940 million keys; candidates are
+    compared as text.
     """
     if not files:
         return
@@ -137,8 +141,10 @@ def check_unique_keys(files: Sequence[str], *, dataset: str) -> None:
             connection.execute(
                 f"CREATE TEMP TABLE suspects AS SELECT hash(scene_key) AS h FROM {scan} GROUP BY h HAVING count(*) > 1"
             )
-            query = f"""SELECT scene_key, list(source_id ORDER BY filename, source_id), list(filename ORDER BY filename, source_id), count(*)
-                FROM {scan} WHERE hash(scene_key) IN (SELECT h FROM suspects) GROUP BY scene_key HAVING count(*) > 1 ORDER BY scene_key LIMIT 1"""
+            query = f"""SELECT scene_key, list(source_id ORDER BY filename, source_id),
+                    list(filename ORDER BY filename, source_id), count(*)
+                FROM {scan} WHERE hash(scene_key) IN (SELECT h FROM suspects)
+                GROUP BY scene_key HAVING count(*) > 1 ORDER BY scene_key LIMIT 1"""
             row = connection.execute(query).fetchone()
         except lake.DatabaseError as error:
             raise IntegrityError(
@@ -147,8 +153,9 @@ def check_unique_keys(files: Sequence[str], *, dataset: str) -> None:
     if row:
         key, ids, names, count = row
         message = (
-            f"Scene key {key!r} of {dataset} stands for {count} scenes: source ids {ids[0]!r} in {names[0]} and {ids[1]!r} in {names[1]}. "
-            "Keys must be unique, or scenes would be mixed. Check that no input is named twice and that ids differ between files."
+            f"Scene key {key!r} of {dataset} stands for {count} scenes: source ids {ids[0]!r} in {names[0]} "
+            f"and {ids[1]!r} in {names[1]}. Keys must be unique, or scenes would be mixed. Check that no input is "
+            "named twice and that ids differ between files."
         )
         raise IntegrityError(message)
 
@@ -255,9 +262,7 @@ def _check_catalog(home: Home, versions: Sequence[Version], dataset: str | None)
         with lake.reading(home) as reader:
             return _compare_all(reader, home, versions, dataset)
     except lake.DatabaseError as error:
-        detail = (
-            f"it cannot be read: {database.scrub(home, str(error))}. Make it anew with `goodviews catalog rebuild`."
-        )
+        detail = f"it cannot be read: {database.scrub(home, str(error))}. Rebuild it with `goodviews catalog rebuild`."
         return [Problem(dataset=everything, version="*", path="catalog", detail=detail)]
     except (IntegrityError, InputError) as error:
         if isinstance(error, InputError) and not versions:

@@ -56,7 +56,7 @@ class Stray:
 
 @dataclass(frozen=True, kw_only=True)
 class Collection:
-    """What was found, and what could not be judged and so was left alone."""
+    """What was found, and what was left alone because it could not be checked."""
 
     strays: list[Stray]
     left_alone: list[str]
@@ -65,7 +65,7 @@ class Collection:
 def collect(home: Home, *, delete: bool = False, older_than_hours: float = GRACE_HOURS) -> Collection:
     """Find strays older than the grace period; with `delete`, remove them.
 
-    The commit lock is held only while the lake's own files are judged, since a commit writes those before it names them.
+    The commit lock is held only while the lake's own files are checked, as a commit writes them before it names them.
     """
     young_s = older_than_hours * 3600
     left_alone: list[str] = []
@@ -186,7 +186,7 @@ def _versions(home: Home, left_alone: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _named(home: Home, dataset: str, version: str) -> set[str]:
-    """Paths that the records of a version name. Raises GoodviewsError when a record cannot be read, so nothing is judged."""
+    """Paths that the records of a version name. Raises GoodviewsError when a record cannot be read."""
     folder = home.datasets(dataset, version)
     shards = {
         name.removesuffix(".json")
@@ -204,7 +204,7 @@ def _named(home: Home, dataset: str, version: str) -> set[str]:
 
 
 def _registered(home: Home) -> set[str]:
-    """Absolute paths that any snapshot names, spelled below this HOME. Raises GoodviewsError when that cannot be known."""
+    """Absolute paths that any snapshot names, spelled below this HOME. Raises GoodviewsError when it cannot tell."""
     try:
         with lake.reading(home) as reader:
             rows = reader.rows(f"SELECT path FROM {lake.METADATA}.ducklake_data_file WHERE NOT path_is_relative")
@@ -230,7 +230,7 @@ def _lake_files(home: Home, left_alone: list[str]) -> Iterator[tuple[str, str]]:
         # Without the right catalog every file there would look like garbage.
         left_alone.append(f"{home.lake_data}: {database.scrub(home, str(error))}")
         return
-    # By base name alone: DuckLake's names hold a UUID, and a file kept too much is no harm.
+    # By base name: DuckLake's names hold a UUID, and keeping a file too many does no harm.
     named = {str(path).rsplit("/", 1)[-1] for (path,) in rows}
     for path in files:
         if path.endswith(".parquet") and path.rsplit("/", 1)[-1] not in named:

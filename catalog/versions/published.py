@@ -7,7 +7,8 @@ dropped, since those of 94,000 shards would not fit in memory.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -121,35 +122,18 @@ def missing_or_resized(found: Version, sizes: dict[str, int]) -> list[tuple[str,
     """(path, sentence) of every file that is absent, empty, named twice, or not of its manifest's size."""
     problems, seen = [], set()
     for manifest, file in found.files():
-        shard = schema.shard_name(manifest.split, manifest.shard)
-        subject = f"File {file.path} of shard {shard} of {found.name}"
-        size = sizes.get(file.path)
+        size, wrong = sizes.get(file.path), None
         if file.path in seen:
-            problems.append(
-                (file.path, f"{subject} is named twice in the manifests, which would double its rows. {ADVICE}")
-            )
+            wrong = "is named twice in the manifests, which would double its rows."
         elif size is None:
-            problems.append((file.path, f"{subject} is missing. {ADVICE}"))
+            wrong = "is missing."
         elif size == 0:
-            problems.append(
-                (
-                    file.path,
-                    (
-                        f"{subject} has 0 bytes, as after a full disk; its manifest says {file.bytes:,}. Free space. "
-                        f"{ADVICE}"
-                    ),
-                )
-            )
+            wrong = f"has 0 bytes, as after a full disk; its manifest says {file.bytes:,}. Free space."
         elif size != file.bytes:
-            problems.append(
-                (
-                    file.path,
-                    (
-                        f"{subject} has {size:,} bytes, its manifest says {file.bytes:,}. It was changed or cut off. "
-                        f"{ADVICE}"
-                    ),
-                )
-            )
+            wrong = f"has {size:,} bytes, its manifest says {file.bytes:,}. It was changed or cut off."
+        if wrong:
+            shard = schema.shard_name(manifest.split, manifest.shard)
+            problems.append((file.path, f"File {file.path} of shard {shard} of {found.name} {wrong} {ADVICE}"))
         seen.add(file.path)
     return problems
 
@@ -160,79 +144,46 @@ def check_accounts(found: Version) -> None:
         raise AccountingError(sentence)
 
 
-def disagreements(found: Version) -> list[tuple[str, str]]:
+def disagreements(found: Version) -> Iterator[tuple[str, str]]:
     """(subject, sentence) of every count that does not add up: within a manifest, and between manifests and the job."""
-    problems = [
-        (shard, text) for manifest in found.manifests for shard, text in _manifest_disagreements(found.name, manifest)
-    ]
+    for manifest in found.manifests:
+        shard = schema.shard_name(manifest.split, manifest.shard)
+        for text in _manifest_disagreements(manifest):
+            advice = "A row was lost or counted twice; this is a bug, nothing was committed."
+            yield shard, f"Shard {shard} of {found.name} {text}. {advice}"
     job = found.job
     for name in ("scenes", "captions", "texts_read", "texts_kept"):
-        total = sum(getattr(m, name) for m in found.manifests)
-        if total != getattr(job, name):
-            problems.append(
-                (
-                    schema.JOB_PATH,
-                    (
-                        f"The job of {found.name} counts {getattr(job, name):,} {name}, its manifests {total:,}. "
-                        "Rows were lost or counted twice; rerun `goodviews ingest`."
-                    ),
-                )
-            )
+        total, counted = sum(getattr(m, name) for m in found.manifests), getattr(job, name)
+        if total != counted:
+            text = f"The job of {found.name} counts {counted:,} {name}, its manifests {total:,}."
+            yield schema.JOB_PATH, f"{text} Rows were lost or counted twice; rerun `goodviews ingest`."
     by_reason = sum_by_key(m.rejects for m in found.manifests)
     if by_reason != {k: v for k, v in job.rejects.items() if v}:
-        problems.append(
-            (
-                schema.JOB_PATH,
-                (
-                    f"The job of {found.name} counts rejects {dict(job.rejects)}, its manifests {by_reason}. Rerun "
-                    "`goodviews ingest`."
-                ),
-            )
-        )
-    return problems
+        text = f"The job of {found.name} counts rejects {dict(job.rejects)}, its manifests {by_reason}."
+        yield schema.JOB_PATH, f"{text} Rerun `goodviews ingest`."
 
 
-def _manifest_disagreements(version: str, m: Manifest) -> list[tuple[str, str]]:
-    shard = schema.shard_name(m.split, m.shard)
+def _manifest_disagreements(m: Manifest) -> Iterator[str]:
     rejects, histogram = sum(m.rejects.values()), m.captions_per_scene
-    rows = {kind: sum(f.rows for f in m.files if f.kind == kind) for kind in ("scenes", "rejects")}
-    claims = [
-        (
-            m.texts_read == m.texts_kept + rejects,
-            f"read {m.texts_read:,} texts but kept {m.texts_kept:,} and rejected {rejects:,}",
-        ),
-        (m.texts_kept == m.captions, f"kept {m.texts_kept:,} texts but holds {m.captions:,} captions"),
-        (
-            sum(histogram.values()) == m.scenes,
-            f"holds {m.scenes:,} scenes but its captions-per-scene counts add up to {sum(histogram.values()):,}",
-        ),
-        (
-            sum(int(n) * v for n, v in histogram.items()) == m.captions,
-            (
-                f"holds {m.captions:,} captions but its captions-per-scene counts make "
-                f"{sum(int(n) * v for n, v in histogram.items()):,}"
-            ),
-        ),
-        (rows["scenes"] == m.scenes, f"holds {m.scenes:,} scenes but its scene files {rows['scenes']:,} rows"),
-        (rows["rejects"] == rejects, f"counts {rejects:,} rejects but its reject files {rows['rejects']:,} rows"),
-    ]
-    return [
-        (
-            shard,
-            (
-                f"Shard {shard} of {version} {text}. A row was lost or counted twice; this is a bug, nothing was "
-                "committed."
-            ),
-        )
-        for holds, text in claims
-        if not holds
-    ]
+    scene_rows, reject_rows = (sum(f.rows for f in m.files if f.kind == kind) for kind in ("scenes", "rejects"))
+    scenes, captions = sum(histogram.values()), sum(int(n) * v for n, v in histogram.items())
+    if m.texts_read != m.texts_kept + rejects:
+        yield f"read {m.texts_read:,} texts but kept {m.texts_kept:,} and rejected {rejects:,}"
+    if m.texts_kept != m.captions:
+        yield f"kept {m.texts_kept:,} texts but holds {m.captions:,} captions"
+    if scenes != m.scenes:
+        yield f"holds {m.scenes:,} scenes but its captions-per-scene counts add up to {scenes:,}"
+    if captions != m.captions:
+        yield f"holds {m.captions:,} captions but its captions-per-scene counts make {captions:,}"
+    if scene_rows != m.scenes:
+        yield f"holds {m.scenes:,} scenes but its scene files {scene_rows:,} rows"
+    if reject_rows != rejects:
+        yield f"counts {rejects:,} rejects but its reject files {reject_rows:,} rows"
 
 
-def sum_by_key(counts: Iterable[object]) -> dict[str, int]:
+def sum_by_key(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Sum of several {key: count}, without zero counts."""
-    total: dict[str, int] = {}
+    total: Counter[str] = Counter()
     for one in counts:
-        for key, count in dict(one).items():  # type: ignore[call-overload]
-            total[key] = total.get(key, 0) + count
+        total.update(one)
     return {key: count for key, count in sorted(total.items()) if count}

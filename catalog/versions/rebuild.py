@@ -35,7 +35,7 @@ KEPT_SUFFIX: Final = ".before-rebuild"
 
 @dataclass(frozen=True, kw_only=True)
 class Rebuilt:
-    """What the new catalog holds, and what a user must know of it."""
+    """What the new catalog holds, and notes for the user."""
 
     versions: int
     carried_rows: int
@@ -45,10 +45,10 @@ class Rebuilt:
 
 
 def rebuild(home: Home) -> Rebuilt:
-    """Make the catalog of `home` anew from its job records and manifests.
+    """Rebuild the catalog of `home` from its job records and manifests.
 
-    Raises IntegrityError or AccountingError for a version whose files or counts are wrong, ConflictError when a Postgres
-    database is not empty; then the old catalog is as before.
+    Raises IntegrityError or AccountingError for a version whose files or counts are wrong, ConflictError for a Postgres
+    database that is not empty; then the old catalog is as before.
     """
     if database.is_postgres(home):
         _refuse_filled_postgres(home)
@@ -75,7 +75,7 @@ def _old_catalog(home: Home) -> Iterator[tuple[lake.Lake | None, str | None]]:
     with contextlib.ExitStack() as stack:
         opened: tuple[lake.Lake | None, str | None]
         try:
-            # Another HOME in it is no hindrance: a moved HOME is what rebuild is for.
+            # A catalog of another HOME is accepted: rebuild is the remedy after HOME was moved.
             opened = stack.enter_context(lake.reading(home, any_home=True)), None
         except InputError:
             opened = None, None
@@ -154,8 +154,8 @@ def _current(home: Home, dataset: str, versions: list[str], shown: str | None, n
 
 def _measured(old: lake.Lake) -> dict[tuple[str, str], tuple[JobStats | None, float | None]]:
     """What only the old catalog knows of a version: cost of its job, time of its first commit."""
-    query = """SELECT d.dataset, d.version, epoch(d.created_at), epoch(j.started_at), j.seconds, j.peak_rss_bytes, j.workers
-        FROM main.datasets d LEFT JOIN main.jobs j USING (job_id)"""
+    query = """SELECT d.dataset, d.version, epoch(d.created_at), epoch(j.started_at), j.seconds, j.peak_rss_bytes,
+            j.workers FROM main.datasets d LEFT JOIN main.jobs j USING (job_id)"""
     found: dict[tuple[str, str], tuple[JobStats | None, float | None]] = {}
     for dataset, version, created_at, started_at, seconds, peak, workers in old.rows(query):
         known = started_at is not None and seconds is not None
@@ -191,8 +191,8 @@ def _refuse_filled_postgres(home: Home) -> None:
     except InputError:
         return
     message = (
-        f"The database {database.shown(home)} holds a catalog of {count} versions already, and a rebuild writes only into an empty one. "
-        "Make one (`createdb goodviews2`), rebuild into it with --catalog, and use that from then on."
+        f"The database {database.shown(home)} holds a catalog of {count} versions already, and a rebuild writes only "
+        "into an empty one. Make one (`createdb goodviews2`), rebuild into it with --catalog, and use it from then on."
     )
     raise ConflictError(message)
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from catalog.overlap.leakage import Part, overlap
+from catalog.overlap.leakage import find_leaks
+from catalog.overlap.parts import Part
 from catalog.rows.embeddings import EmbeddingRecord
 from infra.errors import InputError
 from infra.home import Home
@@ -49,7 +50,7 @@ def leakage(home: Home, sides: Sequence[EmbeddingRecord], scene_keys: Sequence[s
     if scored is None:
         return Unknown(reason="neither side says which dataset it embeds")
     try:
-        found = {name: overlap(home, part, scored, scene_keys) for name, part in training.items()}
+        found = {name: find_leaks(home, part, scored, scene_keys) for name, part in training.items()}
     except InputError as error:
         return Unknown(reason=str(error))
     leaked = frozenset[str]().union(*(one.leaked for one in found.values()))

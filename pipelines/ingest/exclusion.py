@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from catalog.overlap import exclusion, identity
-from catalog.overlap.leakage import Part
+from catalog.overlap.parts import Part
 from infra import storage
 from infra.errors import ConfigError, InputError, UsageError
 from infra.home import Home

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from catalog.manifest import InputFile
 from catalog.overlap import exclusion
-from catalog.overlap.leakage import Part
+from catalog.overlap.parts import Part
 from infra import config as configuration
 from infra import storage
 from infra.errors import ConfigError

@@ -6,7 +6,7 @@ from typing import Any
 
 from catalog import schema
 from catalog.manifest import JobRecord, Manifest
-from catalog.overlap.leakage import Part
+from catalog.overlap.parts import Part
 from catalog.versions.commit import commit_version
 from infra import storage
 from infra.home import Home

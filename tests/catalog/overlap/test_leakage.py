@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.overlap.leakage import Overlap, Part, overlap
+from catalog.overlap.leakage import Leaks, find_leaks
+from catalog.overlap.parts import Part
 from catalog.wording import PYTHON_FUNCTION, normal_form, sql_normal_form
 from infra.errors import InputError
 from infra.home import Home
@@ -25,7 +26,7 @@ def put(home: Home) -> Put:
     return functools.partial(put_dataset, home)
 
 
-def found(seen: Overlap) -> dict[str, list[str]]:
+def found(seen: Leaks) -> dict[str, list[str]]:
     return {kind: sorted(keys) for kind, keys in seen.keys.items()}
 
 
@@ -44,7 +45,7 @@ def test_each_kind_of_leak_is_found_and_nothing_else(home: Home, put: Put) -> No
         split="test",
         source="coco",
     )
-    seen = overlap(home, training, scored, ["p1", "p2", "p3", "p4", "p5", "a"])
+    seen = find_leaks(home, training, scored, ["p1", "p2", "p3", "p4", "p5", "a"])
     assert found(seen) == {"exact": ["p1"], "normalised": ["p1", "p2", "p3"], "scene": [], "source_id": []}
     assert seen.counts == {"exact": 1, "normalised": 3, "scene": 0, "source_id": 0, "any": 3}
 
@@ -52,23 +53,23 @@ def test_each_kind_of_leak_is_found_and_nothing_else(home: Home, put: Put) -> No
 def test_only_the_scenes_that_are_scored_count(home: Home, put: Put) -> None:
     training = put("web", {"a": ["one"], "b": ["two"]})
     scored = put("photos", {"p": ["one"], "q": ["two"]}, split="test")
-    assert overlap(home, training, scored, ["q", "zzz"]).leaked == {"q"}
+    assert find_leaks(home, training, scored, ["q", "zzz"]).leaked == {"q"}
 
 
 def test_scenes_of_the_same_dataset_leak_by_key_and_those_of_the_same_kind_of_source_by_id(
     home: Home, put: Put
 ) -> None:
     training = put("web", {"a": ["one"], "b": ["two"]})
-    assert found(overlap(home, training, training, ["b"])) == {
+    assert found(find_leaks(home, training, training, ["b"])) == {
         "exact": ["b"],
         "normalised": ["b"],
         "scene": ["b"],
         "source_id": [],
     }
     copy = put("copy", {"a": ["other"], "x": ["words"]}, split="test")
-    assert found(overlap(home, training, copy, ["a", "x"]))["source_id"] == ["a"]
+    assert found(find_leaks(home, training, copy, ["a", "x"]))["source_id"] == ["a"]
     foreign = put("foreign", {"a": ["other"]}, split="test", source="coco")
-    assert overlap(home, training, foreign, ["a"]).leaked == frozenset()
+    assert find_leaks(home, training, foreign, ["a"]).leaked == frozenset()
 
 
 def test_roles_that_were_not_trained_on_or_not_scored_do_not_leak(home: Home, put: Put) -> None:
@@ -80,7 +81,7 @@ def test_roles_that_were_not_trained_on_or_not_scored_do_not_leak(home: Home, pu
             Part(dataset=p.dataset, version=p.version, split=p.split, roles=r)
             for p, r in ((training, trained), (scored, shown))
         )
-        return overlap(home, trained_part, shown_part, ["p", "q"]).leaked
+        return find_leaks(home, trained_part, shown_part, ["p", "q"]).leaked
 
     assert leaked((), ()) == {"p", "q"}
     assert leaked(("alt",), ()) == {"p"}
@@ -90,7 +91,7 @@ def test_roles_that_were_not_trained_on_or_not_scored_do_not_leak(home: Home, pu
 def test_a_part_that_is_not_there_is_no_proof_of_innocence(home: Home, put: Put) -> None:
     scored = put("photos", {"p": ["one"]}, split="test")
     with pytest.raises(InputError, match="holds no scene of gone@0"):
-        overlap(home, Part(dataset="gone", version="0"), scored, ["p"])
+        find_leaks(home, Part(dataset="gone", version="0"), scored, ["p"])
 
 
 TEXTS = st.text(st.one_of(st.characters(max_codepoint=127), st.sampled_from("ßİıſKÅéκ中किা́½")), max_size=12)

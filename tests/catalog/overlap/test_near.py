@@ -10,7 +10,7 @@ import pytest
 from catalog.lake import lake
 from catalog.overlap import near
 from catalog.overlap.comparison import Kind, compare
-from catalog.overlap.leakage import Part
+from catalog.overlap.parts import Part
 from infra.errors import UsageError
 from infra.home import Home
 from tests.catalog.datasets import put_dataset

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from catalog.overlap.leakage import Part
+from catalog.overlap.parts import Part
 from indexing.align.job import ScoringConfig, score_sets
 from indexing.align.kernels import unbiased_cka
 from indexing.align.layers import ProtocolConfig

@@ -11,12 +11,12 @@ from typing import Any
 from catalog.report import charts
 from catalog.report.canvas import Figure, Palette
 from catalog.report.contents import Contents
-from catalog.report.differences import paired
 from catalog.report.score_sections import (
     MOST_FIGURE_GROUPS,
     PROTOCOLS,
     conditions,
     map_words,
+    paired,
     panel,
     subject_name,
     system_pieces,
@@ -45,8 +45,12 @@ def retrieval(contents: Contents, palette: Palette) -> Section:
     return Section(
         anchor="retrieval",
         title="Does a rotation find the right one?",
-        lead="A rotation is fitted on pairs of some scenes; on other scenes, each query looks for its partner among all of them. R@1 is the share of "
-        "queries whose right partner comes first; ties count as misses. A random rotation and one fitted on shuffled pairs are the controls: they should stay at chance.",
+        lead=(
+            "A rotation is fitted on pairs of one set of scenes. On other scenes each query searches for its "
+            "partner among all candidates. R@1 is the share of queries whose partner comes first; ties count as "
+            "misses. A random rotation and a rotation fitted on shuffled pairs are the controls, which should "
+            "stay at chance."
+        ),
         pieces=pieces,
         query=(
             "SELECT left_name, right_name, metric, map, direction, protocol, pairs, value, low, high, chance, n FROM "
@@ -90,8 +94,8 @@ def _retrieval_figure(groups: Sequence[Group], scores: Iterable[Score], palette:
         "retrieval",
         alt,
         (
-            "Read off: how often the first answer is the right one, against chance and the two controls. An encoder "
-            "whose controls are not at chance tells something else than alignment."
+            "Shows how often the first answer is the right one, against chance and the two controls. If the "
+            "controls of an encoder are not at chance, its score does not measure alignment."
         ),
         panels,
     )
@@ -191,7 +195,7 @@ def pairs_curve(contents: Contents, palette: Palette) -> Section:
                 "pairs",
                 f"R@1 against the number of pairs for {', '.join(names)}.",
                 (
-                    "Read off: how few pairs place one space into the other, and where more pairs stop helping. "
+                    "Shows how many pairs are needed to map one space to the other, and where more pairs stop helping. "
                     "Vertical lines are 95 % intervals over items."
                 ),
                 drawn,
@@ -201,8 +205,8 @@ def pairs_curve(contents: Contents, palette: Palette) -> Section:
         anchor="pairs",
         title="How many pairs does it need?",
         lead=(
-            "If two encoders agree up to a rotation, a few well-placed pairs find it. The same map, fitted on "
-            "growing parts of the pairs:"
+            "If two encoders agree up to a rotation, a few well-placed pairs determine it. The same kind of map "
+            "is fitted here on growing subsets of the pairs."
         ),
         pieces=pieces,
         query=(

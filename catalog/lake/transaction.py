@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
 from catalog.lake import database, lake
@@ -52,14 +52,27 @@ def commit_rows(home: Home, message: str, write: Callable[[Lake], Result], *, ti
 
 
 def _transaction(writer: Lake, message: str, write: Callable[[Lake], Result]) -> Result:
+    with rolled_back_on_error(writer):
+        outcome = write(writer)
+        commit(writer, message)
+    return outcome
+
+
+@contextlib.contextmanager
+def rolled_back_on_error(writer: Lake) -> Iterator[None]:
+    """Begin a transaction, and roll it back when the block raises. The block itself must end it."""
     writer.connection.execute("BEGIN")
     try:
-        outcome = write(writer)
-        lake.set_message(writer.connection, message)
-        writer.check_lock()
-        lake.commit(writer)
+        yield
     except BaseException:
+        # The first error is what matters; after a broken connection the ROLLBACK fails too.
         with contextlib.suppress(lake.DatabaseError):
             writer.connection.execute("ROLLBACK")
         raise
-    return outcome
+
+
+def commit(writer: Lake, message: str) -> None:
+    """Commit the open transaction, if the lock is still held."""
+    lake.set_message(writer.connection, message)
+    writer.check_lock()
+    lake.commit(writer)

@@ -6,7 +6,6 @@ because DuckLake would register a file twice and double its rows without an erro
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import random
 import time
@@ -18,7 +17,7 @@ import orjson
 import pyarrow as pa
 
 from catalog import layout, schema
-from catalog.lake import database, lake
+from catalog.lake import database, lake, transaction
 from catalog.lake.lake import Lake
 from catalog.manifest import Manifest
 from catalog.versions.current import write_pointer
@@ -108,8 +107,7 @@ def commit_into(
 def _commit_once(
     writer: Lake, found: Version, *, stats: JobStats | None, created_at: float | None, current: bool
 ) -> Committed:
-    writer.connection.execute("BEGIN")
-    try:
+    with transaction.rolled_back_on_error(writer):
         rows = writer.rows(
             "SELECT is_current FROM main.datasets WHERE dataset = ? AND version = ?",
             [found.job.dataset, found.job.version],
@@ -127,21 +125,9 @@ def _commit_once(
             _insert_dataset(writer, found, created_at)
         if current:
             _make_current(writer, found)
-        verb = "make current" if rows else "add"
-        lake.set_message(
-            writer.connection,
-            (
-                f"{verb} {found.name}: {found.job.scenes} scenes, {found.job.captions} captions, "
-                f"{len(found.manifests)} shards"
-            ),
-        )
         lake.sync_table(writer, "versions", "shards")
-        writer.check_lock()
-        lake.commit(writer)
-    except BaseException:
-        with contextlib.suppress(lake.DatabaseError):
-            writer.connection.execute("ROLLBACK")
-        raise
+        counts = f"{found.job.scenes} scenes, {found.job.captions} captions, {len(found.manifests)} shards"
+        transaction.commit(writer, f"{'make current' if rows else 'add'} {found.name}: {counts}")
     # Not the current one: another writer's snapshot may be newer by now.
     snapshot = writer.rows(f"SELECT * FROM ducklake_last_committed_snapshot({lake.quote(lake.ALIAS)})")[0][0]
     return Committed(snapshot_id=int(snapshot), was_there=bool(rows))
@@ -154,8 +140,7 @@ def registered_files(reader: Lake, kind: str) -> set[str]:
     for (url,) in reader.rows(f"SELECT data_file FROM ducklake_list_files({table})"):
         if lake.spelled(url) in files:
             message = (
-                f"The catalog holds {url} twice, so its rows count double. Make it anew with `goodviews catalog "
-                "rebuild`."
+                f"The catalog holds {url} twice, so its rows count double. Rebuild it with `goodviews catalog rebuild`."
             )
             raise IntegrityError(message)
         files.add(lake.spelled(url))
@@ -169,7 +154,7 @@ def _refuse_half_state(writer: Lake, found: Version, *, rows: int) -> None:
         if rows > 1 or (wanted - have if rows else wanted & have):
             message = (
                 f"The catalog holds a part of {found.name} ({rows} dataset rows, {len(wanted & have):,} of "
-                f"{len(wanted):,} {kind} files), which no commit of goodviews leaves behind. Make it anew with "
+                f"{len(wanted):,} {kind} files), which no commit of goodviews leaves behind. Rebuild it with "
                 "`goodviews catalog rebuild`."
             )
             raise IntegrityError(message)

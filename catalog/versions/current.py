@@ -85,6 +85,6 @@ def read_pointer(home: Home, dataset: str) -> str | None:
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         message = (
             f'{url} is not `{{"version": ...}}`. Rerun `goodviews ingest` for the version that should be current; '
-            "it writes the file anew."
+            "it writes the file again."
         )
         raise IntegrityError(message) from error

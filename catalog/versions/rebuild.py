@@ -124,7 +124,7 @@ def _restore_sets(writer: lake.Lake, home: Home, notes: list[str]) -> int:
         except IntegrityError as error:
             notes.append(str(error))
             continue
-        # Snapshots are numbered anew.
+        # The new catalog numbers its snapshots from the start.
         embeddings.insert(writer, dataclasses.replace(record, snapshot_id=None))
         restored += 1
     return restored

@@ -827,12 +827,12 @@ def recall_at_k(
     """
     import numpy as np
 
-    from indexing.align.kernels import unit_rows
+    from indexing.align.kernels import finite_unit_rows
     from indexing.rotate.retrieval import rank
 
     if k < 1:
         raise UsageError(f"k is {k}, but must be 1 or more.")
-    a, b = unit_rows(_array(queries)), unit_rows(_array(gallery))
+    a, b = finite_unit_rows(_array(queries)), finite_unit_rows(_array(gallery))
     labels = [
         np.arange(len(table), dtype=np.int64) if given is None else np.asarray(given, np.int64)
         for table, given in ((a, query_labels), (b, gallery_labels))
@@ -889,7 +889,7 @@ def _of_permuted(
 
 
 def _pair(x: Table, y: Table) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    from indexing.align.neighbours import check_rows
+    from indexing.tables import check_rows
 
     a, b = _array(x), _array(y)
     check_rows(a, b)

@@ -5,15 +5,12 @@ Owns: the command line of `goodviews align`. Does not own: the job (`indexing.al
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from indexing.printing import interval, number, print_scores, warn
 from infra.output import print_json
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -85,62 +82,36 @@ def align(
     if json:
         print_json(rows)
     else:
-        print_scores(rows)
+        _print(rows)
 
 
-def warn(rows: list[dict[str, Any]]) -> None:
-    """What makes a score doubtful, once each, to stderr."""
-    for sentence in dict.fromkeys(sentence for row in rows for sentence in row.get("alarms", [])):
-        typer.echo(f"warning: {sentence}.", err=True)
+def _print(rows: list[dict[str, Any]]) -> None:
+    """A line a score: what was compared, the value in its interval, and the facts needed to judge it."""
+    columns = ("metric", "value", "95 %", "chance", "calibrated", "p", "k", "n", "ties", "leaked", "of")
+    print_scores(columns, ("metric", "of"), map(_cells, rows))
 
 
-def print_scores(rows: list[dict[str, Any]]) -> None:
-    """A line a score: what was compared, the value in its interval, and what it must be read with."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("metric", "value", "95 %", "chance", "calibrated", "p", "k", "n", "ties", "leaked", "of"):
-        table.add_column(name, overflow="fold", justify="left" if name in ("metric", "of") else "right")
-    for row in rows:
-        of = " - ".join(row["difference"]) if "difference" in row else f"{row['left']} | {row['right']}"
-        leaked = row.get("leakage")
-        table.add_row(
-            described(row),
-            number(row["value"]),
-            interval(row),
-            number(row["chance"]),
-            number(row.get("calibrated")),
-            number(row.get("p_value")),
-            str(row["k"] or "-"),
-            f"{row['n']:,}",
-            "-" if row["ties"] is None else f"{row['ties']:.1%}",
-            "?" if leaked is None else f"{leaked:.1%}",
-            of,
-        )
-    output().print(table, markup=False)
+def _cells(row: dict[str, Any]) -> list[str]:
+    leaked = row.get("leakage")
+    return [
+        _described(row),
+        number(row["value"]),
+        interval(row),
+        number(row["chance"]),
+        number(row.get("calibrated")),
+        number(row.get("p_value")),
+        str(row["k"] or "-"),
+        f"{row['n']:,}",
+        "-" if row["ties"] is None else f"{row['ties']:.1%}",
+        "?" if leaked is None else f"{leaked:.1%}",
+        " - ".join(row["difference"]) if "difference" in row else f"{row['left']} | {row['right']}",
+    ]
 
 
-def output() -> Console:
-    """A console that folds cells on a terminal only: a file or a pipe is as wide as its lines."""
-    from rich.console import Console
-
-    return Console() if sys.stdout.isatty() else Console(width=240)
-
-
-def described(row: dict[str, Any]) -> str:
-    """The metric with what tells rows of one table apart."""
+def _described(row: dict[str, Any]) -> str:
+    """The metric with what distinguishes the rows of one table."""
     if "difference" in row:
         return f"{row['metric']}, difference"
     layers = row.get("layers") or []
     known = [str(layer) for layer in layers if layer is not None]
     return f"{row['metric']} (layers {', '.join(known)})" if row.get("protocol") == "huh2024" else str(row["metric"])
-
-
-def number(value: float | None) -> str:
-    """Four digits, or a dash for what is not known."""
-    return "-" if value is None else f"{value:.4f}"
-
-
-def interval(row: dict[str, Any]) -> str:
-    """`low to high`, or a dash."""
-    return "-" if row["low"] is None else f"{row['low']:.4f} to {row['high']:.4f}"

@@ -1,14 +1,12 @@
 """The job behind `goodviews align`: two embedding sets in, rows of the catalog out.
 
-Owns: which sets, layers and scenes are scored; leakage, the paired rival, the earlier checkpoints of a run; what is kept beside a
+Owns: which sets, layers and scenes are scored; leakage, the paired baseline, the earlier checkpoints of a run; what is kept beside a
 row. Does not own: the numbers (`alignment`), the join (`joins`), the table (`catalog.rows.alignments`).
-Invariant: a rival and the earlier checkpoints of a run are scored on the scenes and by the config of the score they stand beside.
+Invariant: a baseline and the earlier checkpoints of a run are scored on the scenes and by the config of the score they stand beside.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.metadata
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -31,12 +29,14 @@ from catalog.rows.alignments import (
 )
 from catalog.rows.embeddings import EmbeddingRecord
 from indexing.align.score import AlignConfig, Score, Scored, Side, difference, score_sides, values_of, why_no_interval
+from indexing.records import place_of, plain, trained_on
 from indexing.sets.joins import JoinConfig, Joined, Keys, common_rows, join, scene_vectors
 from indexing.sets.leakage import Leakage, Unknown, leakage
 from infra import storage
 from infra.errors import GoodviewsError, InputError
 from infra.home import Home
 from infra.models.checkpoints import model_name
+from infra.version import code_version
 
 _log = logging.getLogger(__name__)
 
@@ -65,22 +65,28 @@ def score_sets(home: Home, config: ScoringConfig) -> list[dict[str, Any]]:
     Raises InputError for sets that are not there, do not join, or hold too few common scenes.
     """
     left, right = embeddings.find(home, config.left), embeddings.find(home, config.right)
-    rival = None if config.against is None else embeddings.find(home, config.against)
+    baseline = None if config.against is None else embeddings.find(home, config.against)
     joined = _joined(home, left, right, config)
-    if rival is not None:
-        joined, other = _paired(joined, _joined(home, rival, right, config))
+    if baseline is not None:
+        joined, other = _paired(joined, _joined(home, baseline, right, config))
     sides = Side(joined.left.layers, config.align), Side(joined.right.layers, config.align)
     found = score_sides(*sides, config.align)
     leaked = leakage(home, [left, right], joined.keys_S.tolist())
     beside = {"without_leaked": _without(joined, leaked, config.align), **_earlier_values(home, joined, sides, config)}
-    # The rival is joined with RIGHT on the same scenes, so that side stays as it is.
-    rivals = [] if rival is None else score_sides(Side(other.left.layers, config.align), sides[1], config.align)
+    # The baseline is joined with RIGHT on the same scenes, so that side stays as it is.
+    baseline_scores = (
+        [] if baseline is None else score_sides(Side(other.left.layers, config.align), sides[1], config.align)
+    )
     facts = _Facts(leaked=leaked, wanted=None if config.keys is None else len(read_key_file(config.keys)))
     rows = []
     for place, one in enumerate(found):
         rows.append(_row(joined, one, config, facts, {name: values[place] for name, values in beside.items()}))
-    gaps = [_difference(a, b, left, rival, config) for a, b in zip(found, rivals, strict=True)] if rival else []
-    named = (rival.embedding_id, rival.name) if rival else ("", "")
+    gaps = (
+        [_difference(a, b, left, baseline, config) for a, b in zip(found, baseline_scores, strict=True)]
+        if baseline
+        else []
+    )
+    named = (baseline.embedding_id, baseline.name) if baseline else ("", "")
     record_alignments(home, [*rows, *(difference_row(row, named, gap) for row, gap in zip(rows, gaps, strict=False))])
     _keep_neighbours(home, joined, sides, rows)
     return [*(plain(row) for row in rows), *gaps]
@@ -92,47 +98,6 @@ class _Facts:
 
     leaked: Leakage | Unknown
     wanted: int | None
-
-
-def plain(row: AlignmentRow) -> dict[str, Any]:
-    """A row as JSON shows it: short names, details beside the columns."""
-    values = {name: value for name, value in dataclasses.asdict(row).items() if name != "details"}
-    shown = {
-        "alignment_id": row.alignment_id,
-        "left": values.pop("left_name"),
-        "right": values.pop("right_name"),
-        "layers": [values.pop("left_layer"), values.pop("right_layer")],
-        **values,
-        **row.details,
-    }
-    return {name: shown[name] for name in sorted(shown, key=lambda name: name not in _FIRST)}
-
-
-_FIRST: Final = ("metric", "value", "low", "high", "chance", "calibrated", "p_value", "k", "n", "ties")
-
-
-def code_version() -> str | None:
-    """Of the installed package; None in a bare checkout."""
-    try:
-        return importlib.metadata.version("goodviews")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def place_of(left: EmbeddingRecord, right: EmbeddingRecord) -> dict[str, Any]:
-    """dataset, version, split of a score, where both sides agree or one is silent; and all dataset versions."""
-    found: dict[str, Any] = {}
-    for name in ("dataset", "version", "split"):
-        said = {getattr(record, name) for record in (left, right)} - {None}
-        found[name] = said.pop() if len(said) == 1 else None
-    found["dataset_versions"] = {**right.dataset_versions, **left.dataset_versions}
-    return found
-
-
-def trained_on(left: EmbeddingRecord, right: EmbeddingRecord) -> tuple[int | None, int | None]:
-    """Samples and tokens of the side that knows them, the left one first."""
-    record = right if left.samples is None and right.samples is not None else left
-    return record.samples, record.tokens
 
 
 def read_key_file(path: str) -> Keys:
@@ -279,7 +244,7 @@ def _row(
         seed=config.align.bootstrap.seed,
         scored=scored_digest,
         details=details,
-        code_version=code_version() or "unknown",
+        code_version=code_version(),
         created_at=time.time(),
         samples=samples,
         tokens=tokens,
@@ -303,7 +268,7 @@ def alarms(found: Score, config: ScoringConfig, keys_not_found: int | None = Non
 
 
 def _difference(
-    a: Scored, b: Scored, left: EmbeddingRecord, rival: EmbeddingRecord, config: ScoringConfig
+    a: Scored, b: Scored, left: EmbeddingRecord, baseline: EmbeddingRecord, config: ScoringConfig
 ) -> dict[str, Any]:
     found = difference(a, b, config.align)
     return {
@@ -315,7 +280,7 @@ def _difference(
         "k": a.score.k,
         "n": a.score.n,
         "ties": a.score.ties,
-        "difference": [left.name, rival.name],
+        "difference": [left.name, baseline.name],
         "values": [a.score.value, b.score.value],
         "layers": [[s.score.left_layer, s.score.right_layer] for s in (a, b)],
         "protocol": a.score.protocol,

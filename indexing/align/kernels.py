@@ -23,7 +23,9 @@ import scipy.linalg
 import scipy.sparse
 
 from indexing.align.neighbours import NeighbourLists
+from indexing.tables import check_finite
 from infra.errors import InputError
+from infra.vectors import unit_rows
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Ids: TypeAlias = npt.NDArray[np.int64]
@@ -34,19 +36,11 @@ TILE_CELLS: Final = 1 << 23
 "Kernel cells in memory at once: 64 MiB of float64."
 
 
-def unit_rows(x_ND: npt.NDArray[np.generic]) -> Floats:
-    """Rows of length 1 in float64; a zero row stays zero. Raises InputError for rows that hold NaN or an infinity."""
+def finite_unit_rows(x_ND: npt.NDArray[np.generic]) -> Floats:
+    """`infra.vectors.unit_rows` of rows that are checked: raises InputError for NaN and infinities."""
     x = np.asarray(x_ND, np.float64)
-    if not np.isfinite(x).all():
-        rows = np.flatnonzero(~np.isfinite(x).all(axis=1))
-        raise InputError(
-            f"{len(rows):,} of {len(x):,} rows hold NaN or an infinity, among them row {rows[0]}. Embed them again, or leave them out."
-        )
-    # Scaled first, so that no square overflows or vanishes.
-    scale = np.abs(x).max(axis=1, keepdims=True, initial=0.0)
-    x = np.divide(x, scale, out=np.zeros_like(x), where=scale > 0)
-    lengths = np.linalg.norm(x, axis=1, keepdims=True)
-    return np.asarray(np.divide(x, lengths, out=x, where=lengths > 0))
+    check_finite(x)
+    return unit_rows(x)
 
 
 class Kernel(Protocol):
@@ -70,7 +64,7 @@ class CKA:
 
     def __init__(self, x_ND: npt.NDArray[np.generic], y_NE: npt.NDArray[np.generic], *, unbiased: bool) -> None:
         _check_items(len(x_ND), 4)
-        self._x_ND, self._y_NE = _centred(unit_rows(x_ND)), _centred(unit_rows(y_NE))
+        self._x_ND, self._y_NE = _centred(finite_unit_rows(x_ND)), _centred(finite_unit_rows(y_NE))
         self._unbiased = unbiased
         self._own = np.sqrt(max(0.0, self._hsic(self._x_ND, self._x_ND) * self._hsic(self._y_NE, self._y_NE)))
 
@@ -138,7 +132,7 @@ class CKNNA:
         _check_items(len(x_ND), 4)
         if lists[0].ids_NK.shape[1] < 2:
             raise InputError("CKNNA compares pairs of neighbours, so k must be at least 2.")
-        self._kernels = [_masked(unit_rows(t), found) for t, found in zip((x_ND, y_NE), lists, strict=True)]
+        self._kernels = [_masked(finite_unit_rows(t), found) for t, found in zip((x_ND, y_NE), lists, strict=True)]
         # Ties on both sides count for nothing, as in `indexing.align.neighbours`.
         self._tied = [_sparse(found, found.tied_NK.astype(np.float64)) for found in lists]
         self._own = self._alpha(self._kernels[0], self._kernels[0]) * self._alpha(self._kernels[1], self._kernels[1])
@@ -181,7 +175,7 @@ class SVCCA:
 
     def __init__(self, x_ND: npt.NDArray[np.generic], y_NE: npt.NDArray[np.generic]) -> None:
         _check_items(len(x_ND), SVCCA_DIMS + 2)
-        self._x_ND, self._y_NE = unit_rows(x_ND), unit_rows(y_NE)
+        self._x_ND, self._y_NE = finite_unit_rows(x_ND), finite_unit_rows(y_NE)
         self._u_NC, self._v_NC = _leading(self._x_ND), _leading(self._y_NE)
 
     def value(self, order_N: Ids | None = None) -> float:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from indexing.search.knn import exact_knn
+from indexing.tables import check_rows
 from infra.errors import InputError
 
 Floats: TypeAlias = npt.NDArray[np.float64]
@@ -161,14 +162,6 @@ def mutual_knn(x_ND: npt.NDArray[np.generic], y_NE: npt.NDArray[np.generic], *, 
     """
     check_rows(x_ND, y_NE)
     return float(mutual_shares(neighbour_lists(x_ND, k=k), neighbour_lists(y_NE, k=k)).mean())
-
-
-def check_rows(x_ND: npt.NDArray[np.generic], y_NE: npt.NDArray[np.generic]) -> None:
-    """Raises InputError unless both are tables with the same number of rows."""
-    if x_ND.ndim != 2 or y_NE.ndim != 2 or len(x_ND) != len(y_NE):
-        raise InputError(
-            f"The two tables have shapes {x_ND.shape} and {y_NE.shape}; row i must be the same item in both. Join them by key first."
-        )
 
 
 def _equal(a: NeighbourLists, b: NeighbourLists, rows: slice) -> npt.NDArray[np.bool_]:

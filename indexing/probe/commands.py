@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from indexing.printing import interval, number, print_scores
 from infra.output import print_json
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -62,15 +63,18 @@ def probe(
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    from indexing.align.commands import interval, number, output
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("probe", "label", "accuracy", "95 %", "chance", "n", "classes", "of"):
-        table.add_column(name, justify="left" if name in ("probe", "label", "of") else "right")
-    for row in rows:
-        kind, label = row["metric"].removeprefix("probe_"), row["right"]
-        n, classes = f"{row['n']:,}", str(row["classes"])
-        table.add_row(kind, label, number(row["value"]), interval(row), number(row["chance"]), n, classes, row["left"])
-    output().print(table, markup=False)
+    columns = ("probe", "label", "accuracy", "95 %", "chance", "n", "classes", "of")
+    cells = (
+        [
+            row["metric"].removeprefix("probe_"),
+            row["right"],
+            number(row["value"]),
+            interval(row),
+            number(row["chance"]),
+            f"{row['n']:,}",
+            str(row["classes"]),
+            row["left"],
+        ]
+        for row in rows
+    )
+    print_scores(columns, ("probe", "label", "of"), cells)

@@ -15,12 +15,13 @@ import numpy as np
 from catalog.rows import embeddings
 from catalog.rows.alignments import AlignmentRow, digest_of, record_alignments
 from catalog.rows.embeddings import EmbeddingRecord
-from indexing.align.job import code_version, plain
 from indexing.probe.labels import name_of, read_labels
 from indexing.probe.probes import Probe, ProbeConfig, probe
+from indexing.records import plain
 from indexing.sets.joins import RULES, JoinConfig, Table, scene_vectors
 from infra.errors import InputError, UsageError
 from infra.home import Home
+from infra.version import code_version
 
 EACH: Final = "each"
 
@@ -105,6 +106,6 @@ def _row(
         scored=details.pop("scored"),
         details={**details, "classes": found.classes, "dropped": found.dropped, "labels": config.labels, "alarms": []},
         dataset_versions=record.dataset_versions,
-        code_version=code_version() or "unknown",
+        code_version=code_version(),
         created_at=time.time(),
     )

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from indexing.printing import interval, number, print_scores, warn
 from infra.output import print_json
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -45,7 +46,6 @@ def rotate(
     catalog: Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")] = None,
 ) -> None:
     """Fit a rotation between two embedding sets and score what it finds on other scenes."""
-    from indexing.align.commands import warn
     from indexing.rotate.job import MappingConfig, rotate_sets
     from indexing.rotate.rotation import MapConfig
     from indexing.rotate.transfer import apply_map
@@ -98,15 +98,9 @@ def _numbers(text: str | None) -> tuple[int, ...]:
 
 def _print(rows: list[dict[str, Any]]) -> None:
     """A line a number; the controls are part of the result."""
-    from rich.table import Table
-
-    from indexing.align.commands import interval, number, output
-
-    table = Table(box=None, pad_edge=False)
-    for name in ("map", "pairs", "direction", "captions", "metric", "value", "95 %", "chance", "n", "ties"):
-        table.add_column(name, justify="left" if name in ("map", "direction", "captions", "metric") else "right")
-    for row in rows:
-        table.add_row(
+    columns = ("map", "pairs", "direction", "captions", "metric", "value", "95 %", "chance", "n", "ties")
+    cells = (
+        [
             f"{row['map']}, difference" if "difference" in row else str(row["map"]),
             f"{row['pairs']:,}",
             str(row["direction"]).replace("_", " "),
@@ -117,9 +111,10 @@ def _print(rows: list[dict[str, Any]]) -> None:
             number(row["chance"]),
             f"{row['n']:,}",
             f"{row['ties']:.1%}",
-        )
-    console = output()
-    console.print(table, markup=False)
+        ]
+        for row in rows
+    )
+    console = print_scores(columns, ("map", "direction", "captions", "metric"), cells)
     named = (row.get("map_id") or row.get("applied_map_id") for row in rows)
     if map_id := next(filter(None, named), None):
         console.print(f"map {map_id}", highlight=False)

@@ -1,8 +1,8 @@
 """The job behind `goodviews rotate`: fit a map between two embedding sets, score it on other scenes, keep it.
 
-Owns: what is fitted on what, the controls, the curve over pairs, the paired rival, transfer, rows and files. Does not own: the
+Owns: what is fitted on what, the controls, the curve over pairs, the paired baseline, transfer, rows and files. Does not own: the
 maps (`rotation`), the numbers (`recall`), the files' shape (`maps`).
-Invariants: no scene is fitted on and scored; every result stands beside a random map and one fitted on shuffled pairs; a rival
+Invariants: no scene is fitted on and scored; every result stands beside a random map and one fitted on shuffled pairs; a baseline
 is fitted and scored on the same scenes.
 """
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from catalog.rows import embeddings
 from catalog.rows.alignments import DIFFERENCE, difference_row, digest_of, record_alignments
 from catalog.rows.embeddings import EmbeddingRecord
-from indexing.align.job import code_version, place_of, plain
+from indexing.records import place_of, plain
 from indexing.rotate import maps
 from indexing.rotate.outcomes import Setting, Trial, differences, picks_table, rows_of
 from indexing.rotate.recall import Captions, Key, Queries, Tally, retrieve
@@ -33,6 +33,7 @@ from indexing.uncertainty.divisions import Division, hashed_order, random_divisi
 from infra import seeds
 from infra.errors import InputError, UsageError
 from infra.home import Home
+from infra.version import code_version
 
 LEAST_SCORED: Final = 2
 
@@ -98,10 +99,10 @@ def rotate_sets(home: Home, config: MappingConfig) -> list[dict[str, Any]]:
     """
     left, right = embeddings.find(home, config.left), embeddings.find(home, config.right)
     tables = _tables(home, left, right, config)
-    rival = None
+    baseline = None
     if config.against is not None:
-        rival = embeddings.find(home, config.against)
-        tables, rival_tables = _paired(tables, _tables(home, rival, right, config))
+        baseline = embeddings.find(home, config.against)
+        tables, baseline_tables = _paired(tables, _tables(home, baseline, right, config))
     pairs = _divided(home, tables, config)
     main = _trial(pairs, config, config.map.kind, _most(pairs, config))
     more = [("random", main.pairs), ("shuffled", main.pairs)]
@@ -119,12 +120,12 @@ def rotate_sets(home: Home, config: MappingConfig) -> list[dict[str, Any]]:
     )
     rows = [row for trial in trials for row in rows_of(setting, trial)]
     gaps: list[dict[str, Any]] = []
-    if rival is not None:
-        rivals = _trial(_divided(home, rival_tables, config), config, config.map.kind, main.pairs)
-        gaps = list(differences(main, rivals, (left.name, rival.name), config.bootstrap))
+    if baseline is not None:
+        baseline_scores = _trial(_divided(home, baseline_tables, config), config, config.map.kind, main.pairs)
+        gaps = list(differences(main, baseline_scores, (left.name, baseline.name), config.bootstrap))
         of = {(row.metric, row.protocol, row.direction): row for row in rows_of(setting, main)}
         scored = [of[gap["metric"], gap["protocol"], gap["direction"]] for gap in gaps]
-        named = (rival.embedding_id, rival.name)
+        named = (baseline.embedding_id, baseline.name)
         rows += [difference_row(row, named, gap) for row, gap in zip(scored, gaps, strict=True)]
     record_alignments(home, rows)
     return [*(plain(row) for row in rows if not row.metric.endswith(DIFFERENCE)), *gaps]
@@ -287,7 +288,7 @@ def _save(home: Home, pairs: Pairs, config: MappingConfig, trials: Sequence[Tria
         pairs=main.pairs,
         rule=pairs.fit.rule,
         facts=dict(main.first.facts),
-        code_version=code_version() or "unknown",
+        code_version=code_version(),
         created_at=time.time(),
         files={},
     )

@@ -16,13 +16,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from catalog.rows.alignments import AlignmentRow
-from indexing.align.job import code_version, place_of, trained_on
+from indexing.records import place_of, trained_on
 from indexing.rotate import maps
 from indexing.rotate.recall import Key, Measure, Queries
 from indexing.rotate.rotation import FittedMap
 from indexing.sets.joins import Joined, Keys
 from indexing.sets.leakage import Leakage, Unknown
 from indexing.uncertainty.bootstrap import BootstrapConfig, ratio_interval
+from infra.version import code_version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,7 @@ def rows_of(setting: Setting, trial: Trial) -> Iterator[AlignmentRow]:
             direction=one.direction,
             scored=setting.scored,
             details=details,
-            code_version=code_version() or "unknown",
+            code_version=code_version(),
             created_at=time.time(),
             **place_of(left.record, right.record),
         )
@@ -132,9 +133,11 @@ def _without(keys_S: Keys, one: Measure, leaked: Leakage | Unknown) -> float | N
     return float(one.hits_S[kept].sum()) / counted if counted else None
 
 
-def differences(main: Trial, rival: Trial, names: tuple[str, str], config: BootstrapConfig) -> Iterator[dict[str, Any]]:
+def differences(
+    main: Trial, baseline: Trial, names: tuple[str, str], config: BootstrapConfig
+) -> Iterator[dict[str, Any]]:
     """Recalls of one system minus those of another, fitted and scored on the same scenes, with paired intervals."""
-    for a, b in zip(main.measures, rival.measures, strict=False):
+    for a, b in zip(main.measures, baseline.measures, strict=False):
         if a.hits_S is None or b.hits_S is None:
             continue
         if (a.protocol, a.direction, a.metric) != (b.protocol, b.direction, b.metric):

@@ -25,7 +25,9 @@ import numpy as np
 import numpy.typing as npt
 import scipy.linalg
 
+from indexing.tables import check_finite, check_rows
 from infra.errors import InputError, UsageError
+from infra.vectors import unit_rows
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -74,11 +76,11 @@ class FittedMap:
             mapped[~x.any(axis=1)] = 0
         else:
             mapped = x @ self.weights["w"]
-        return unit_length(mapped)
+        return unit_rows(mapped)
 
     def target_rows(self, y_NE: npt.NDArray[np.generic]) -> Floats:
         """Rows of the second space as the unit rows (N, E) that mapped rows are compared with."""
-        return unit_length(prepared(y_NE, self.y_mean_E, unit=False))
+        return unit_rows(prepared(y_NE, self.y_mean_E, unit=False))
 
 
 def fit(x_ND: npt.NDArray[np.generic], y_NE: npt.NDArray[np.generic], config: MapConfig) -> FittedMap:
@@ -141,10 +143,8 @@ def ridge(x_ND: Floats, y_NE: Floats, alpha: float) -> Floats:
 def _chosen_alpha(x: Floats, y: Floats, config: MapConfig) -> float:
     """The alpha whose map brings held-out fit pairs nearest to their partners, by mean cosine."""
     held = _held_out(len(x), config)
-    targets = unit_length(y[held])
-    cosines = [
-        (unit_length(x[held] @ ridge(x[~held], y[~held], alpha)) * targets).sum(axis=1).mean() for alpha in ALPHAS
-    ]
+    targets = unit_rows(y[held])
+    cosines = [(unit_rows(x[held] @ ridge(x[~held], y[~held], alpha)) * targets).sum(axis=1).mean() for alpha in ALPHAS]
     return ALPHAS[int(np.argmax(cosines))]
 
 
@@ -159,34 +159,26 @@ def _held_out(n: int, config: MapConfig) -> npt.NDArray[np.bool_]:
 
 
 def prepared(x_ND: npt.NDArray[np.generic], mean_D: Floats, *, unit: bool) -> Floats:
-    """Rows minus the mean, in float64; rows that are nothing but rounding become zero; to length 1 on wish."""
+    """Rows minus the mean, in float64; rows that are nothing but rounding become zero; to length 1 if `unit`.
+
+    Raises InputError for rows of other dims and for rows that hold NaN or an infinity.
+    """
     x = np.asarray(x_ND, np.float64)
     if x.ndim != 2 or x.shape[1] != len(mean_D):
         raise InputError(
             f"The map was fitted for {len(mean_D)} dims, and the rows have shape {x.shape}. Use the embedding set's own map."
         )
+    # A row of NaN would tie with no row and rank first, so it is refused here too and not only among the fit pairs.
+    check_finite(x)
     centred = x - mean_D
     flat = np.linalg.norm(centred, axis=1) <= FLAT * np.linalg.norm(x, axis=1)
     centred[flat] = 0
-    return unit_length(centred) if unit else centred
-
-
-def unit_length(x_ND: Floats) -> Floats:
-    """Rows of length 1; zero rows stay zero."""
-    lengths = np.linalg.norm(x_ND, axis=1, keepdims=True)
-    return np.asarray(np.divide(x_ND, lengths, out=np.zeros_like(x_ND), where=lengths > 0))
+    return unit_rows(centred) if unit else centred
 
 
 def _check(x_ND: npt.NDArray[np.generic], y_NE: npt.NDArray[np.generic]) -> None:
-    if x_ND.ndim != 2 or y_NE.ndim != 2 or len(x_ND) != len(y_NE):
-        raise InputError(
-            f"The pairs have shapes {x_ND.shape} and {y_NE.shape}; row i must be one pair. Join both sides by key first."
-        )
+    check_rows(x_ND, y_NE)
     if len(x_ND) < 2:
         raise InputError(f"There are {len(x_ND)} fit pairs; a map needs at least 2. Give more.")
     for name, table in (("left", x_ND), ("right", y_NE)):
-        broken = np.flatnonzero(~np.isfinite(np.asarray(table, np.float64)).all(axis=1))
-        if len(broken):
-            raise InputError(
-                f"{len(broken):,} rows of the {name} side hold NaN or an infinity, among them row {broken[0]}. Embed them again, or leave them out."
-            )
+        check_finite(np.asarray(table, np.float64), f" of the {name} side")

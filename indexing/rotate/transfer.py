@@ -14,7 +14,7 @@ import numpy.typing as npt
 from catalog.rows import embeddings
 from catalog.rows.alignments import digest_of, record_alignments
 from catalog.rows.embeddings import EmbeddingRecord
-from indexing.align.job import plain
+from indexing.records import plain
 from indexing.rotate.job import LEAST_SCORED, all_captions
 from indexing.rotate.maps import MapRecord, StoredMap, load_map
 from indexing.rotate.outcomes import Setting, Trial, rows_of

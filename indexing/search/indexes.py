@@ -21,7 +21,6 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any, Final
 
 import numpy as np
@@ -37,6 +36,7 @@ from indexing.search.rows import Rows
 from infra import storage
 from infra.errors import ConflictError, InputError, IntegrityError
 from infra.home import Home
+from infra.version import code_version
 
 FORMAT: Final = "goodviews-index-1"
 RECORD: Final = "record.json"
@@ -138,7 +138,7 @@ def build_index(
         set_files={file.path: file.sha256 for file in vectors.files},
         files=files,
         faiss_version=_faiss_version(),
-        code_version=version("goodviews"),
+        code_version=code_version(),
         created_at=time.time(),
     )
     storage.publish(index_url(home, index_id, RECORD), record.to_json())

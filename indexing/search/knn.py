@@ -71,7 +71,7 @@ class Neighbours:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class PartNeighbours:
     """Exact neighbours within one part of a base: k + 1 of them, so that ties at the last place stay visible.
 
     ids_MK: row numbers of the whole base, -1 where none. scores_MK: -inf where none.
@@ -125,7 +125,7 @@ def search_part(
     k: int,
     own_M: npt.NDArray[np.int64] | None = None,
     options: KnnOptions = KnnOptions(),
-) -> Part:
+) -> PartNeighbours:
     """Exact neighbours of all queries within a part of a base; rows are numbered from `base.first_row` on.
 
     own_M: the row of the whole base that each query is, which is then not its neighbour; None: none is.
@@ -145,10 +145,10 @@ def search_part(
             )
             ids_MK[rows_M], scores_MK[rows_M] = found
     ids_MK[ids_MK >= 0] += base.first_row
-    return Part(ids_MK=ids_MK, scores_MK=scores_MK, n_undefined=base.n_undefined)
+    return PartNeighbours(ids_MK=ids_MK, scores_MK=scores_MK, n_undefined=base.n_undefined)
 
 
-def merge(parts: Sequence[Part], *, k: int, n_undefined: int) -> Neighbours:
+def merge(parts: Sequence[PartNeighbours], *, k: int, n_undefined: int) -> Neighbours:
     """The neighbours over all parts of a base; exact, since each part is."""
     ids_MX = np.concatenate([part.ids_MK for part in parts], axis=1)
     scores_MX = np.concatenate([part.scores_MK for part in parts], axis=1)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from indexing.search.knn import KnnOptions, Neighbours, Part, merge, search_part, tables
+from indexing.search.knn import KnnOptions, Neighbours, PartNeighbours, merge, search_part, tables
 from indexing.search.rows import Rows
 from infra.errors import UsageError
 from infra.session import Workers
@@ -48,13 +48,13 @@ def sharded_knn(
     cuts = np.linspace(0, len(base), min(shards, max(1, len(base))) + 1).astype(np.int64).tolist()
     tasks = (_Shard(start, base.x_ND[start:stop]) for start, stop in itertools.pairwise(cuts))
     answer = functools.partial(_answer, queries_MD=queries.x_ND, k=k, own_M=own_M, options=options)
-    parts: list[Part] = [part for _, part in workers.map(answer, tasks)]
+    parts: list[PartNeighbours] = [part for _, part in workers.map(answer, tasks)]
     n_undefined = sum(part.n_undefined for part in parts) + (0 if queries is base else queries.n_undefined)
     return merge(parts, k=k, n_undefined=n_undefined)
 
 
 def _answer(
     shard: _Shard, *, queries_MD: npt.NDArray[Any], k: int, own_M: npt.NDArray[np.int64] | None, options: KnnOptions
-) -> Part:
+) -> PartNeighbours:
     base = Rows(shard.x_BD, name="base", first_row=shard.first_row)
     return search_part(Rows(queries_MD, name="queries"), base, k=k, own_M=own_M, options=options)

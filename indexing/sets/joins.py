@@ -27,13 +27,13 @@ from catalog.rows.embeddings import EmbeddingRecord
 from infra import seeds
 from infra.errors import InputError, UsageError
 from infra.home import Home
+from infra.vectors import mean_of_unit_rows
 
 Table: TypeAlias = npt.NDArray[np.generic]
 Ids: TypeAlias = npt.NDArray[np.int64]
 Keys: TypeAlias = npt.NDArray[np.object_]
 
 RULES: Final = ("mean", "hash")
-BLOCK_ROWS: Final = 1 << 15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def scene_vectors(
     if len(starts_S) == len(names_N):
         return SceneVectors(record=record, keys_S=names_N, layers=tables, items_S=items_N, rule="one vector a scene")
     if config.captions == "mean" or record.observation != "captions":
-        means = {number: mean_of_groups(x, starts_S) for number, x in tables.items()}
+        means = {number: mean_of_unit_rows(x, starts_S) for number, x in tables.items()}
         return SceneVectors(
             record=record,
             keys_S=names_N[starts_S],
@@ -114,23 +114,6 @@ def scene_vectors(
         items_S=items_N[rows],
         rule=f"one caption a scene, drawn by hash (seed {config.seed})",
     )
-
-
-def mean_of_groups(x_ND: Table, starts_S: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
-    """Mean of the unit rows of each run of rows, at length 1 again (S, D); zero where they cancel or are zero."""
-    ends_S = np.append(starts_S[1:], len(x_ND))
-    out_SD = np.empty((len(starts_S), x_ND.shape[1]), np.float32)
-    first = 0
-    while first < len(starts_S):
-        last = max(first + 1, int(np.searchsorted(ends_S, starts_S[first] + BLOCK_ROWS, side="right")))
-        rows = _unit(np.asarray(x_ND[starts_S[first] : ends_S[last - 1]], np.float64))
-        sums = np.add.reduceat(rows, starts_S[first:last] - starts_S[first], axis=0)
-        sizes = (ends_S[first:last] - starts_S[first:last])[:, None]
-        # What rounding leaves of vectors that cancel has a direction, but says nothing.
-        sums[np.linalg.norm(sums, axis=1) <= 1e-6 * sizes[:, 0]] = 0
-        out_SD[first:last] = _unit(sums / sizes)
-        first = last
-    return out_SD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,8 +178,3 @@ def common_rows(a_S: Keys, b_S: Keys) -> tuple[Ids, Ids]:
 
 def _where(record: EmbeddingRecord) -> str:
     return f"split {record.split} of {record.dataset}" if record.dataset else "imported, of no named dataset"
-
-
-def _unit(x_ND: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    lengths = np.linalg.norm(x_ND, axis=1, keepdims=True)
-    return np.asarray(np.divide(x_ND, lengths, out=np.zeros_like(x_ND), where=lengths > 0))

@@ -17,10 +17,10 @@ from indexing.align.job import ScoringConfig, read_key_file, score_sets
 from indexing.align.layers import ProtocolConfig, prepare
 from indexing.align.neighbours import mutual_knn, neighbour_lists
 from indexing.align.score import METRICS, AlignConfig
-from indexing.sets import joins
-from indexing.sets.joins import JoinConfig, join, mean_of_groups, scene_vectors
+from indexing.sets.joins import JoinConfig, join, scene_vectors
 from indexing.uncertainty.bootstrap import BootstrapConfig
 from indexing.uncertainty.calibration import CalibrationConfig
+from infra import vectors
 from infra.errors import InputError, UsageError
 from infra.home import Home, resolve
 from tests.indexing.embedding_sets import put_set, related, scene_keys
@@ -77,10 +77,10 @@ def test_captions_of_a_scene_become_the_mean_of_their_unit_vectors(home: Home) -
 def test_blocks_do_not_change_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(0).normal(size=(200, 4))
     starts = np.concatenate([[0], np.sort(np.random.default_rng(1).choice(np.arange(1, 200), 60, replace=False))])
-    whole = mean_of_groups(x, starts)
+    whole = vectors.mean_of_unit_rows(x, starts)
     for rows in (1, 7, 64):
-        monkeypatch.setattr(joins, "BLOCK_ROWS", rows)
-        assert np.array_equal(mean_of_groups(x, starts), whole)
+        monkeypatch.setattr(vectors, "BLOCK_ROWS", rows)
+        assert np.array_equal(vectors.mean_of_unit_rows(x, starts), whole)
 
 
 def test_one_caption_is_drawn_by_hash_and_not_by_position(home: Home) -> None:

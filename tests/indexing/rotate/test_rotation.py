@@ -18,9 +18,9 @@ from indexing.rotate.rotation import (
     prepared,
     random_rotation,
     ridge,
-    unit_length,
 )
 from infra.errors import InputError, UsageError
+from infra.vectors import unit_rows
 from tests.indexing.embedding_sets import related
 
 Floats = npt.NDArray[np.float64]
@@ -150,7 +150,7 @@ def test_f24_a_collapsed_encoder_finds_nothing(kind: str) -> None:
 def test_rounding_left_by_the_centring_is_zero_and_small_signals_are_not() -> None:
     x = np.array([[1.0, 1.0], [1.0, 1.0 + 1e-6], [1.0, 1.0]])
     assert prepared(x, np.ones(2), unit=True).tolist() == [[0, 0], [0, 1], [0, 0]]
-    assert unit_length(np.zeros((2, 3))).tolist() == [[0] * 3] * 2
+    assert unit_rows(np.zeros((2, 3))).tolist() == [[0] * 3] * 2
 
 
 def test_polar_of_a_rank_deficient_matrix_says_so_and_is_still_orthonormal() -> None:
@@ -176,3 +176,13 @@ def test_wrong_pairs_are_refused() -> None:
         fit(related(0, 20, 6, 5)[0], y, MapConfig()).map_rows(y)
     with pytest.raises(UsageError, match="'spin'"):
         MapConfig(kind="spin")
+
+
+def test_rows_of_nan_are_refused_where_they_are_scored_and_not_only_where_they_are_fitted() -> None:
+    x, y = related(0, 20, 6, 5)
+    fitted = fit(x, y, MapConfig())
+    x[3, 0] = y[4, 1] = np.nan
+    with pytest.raises(InputError, match="among them row 3"):
+        fitted.map_rows(x)
+    with pytest.raises(InputError, match="among them row 4"):
+        fitted.target_rows(y)

@@ -889,7 +889,7 @@ def _of_permuted(
 
 
 def _pair(x: Table, y: Table) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    from indexing.tables import check_rows
+    from indexing.scores.tables import check_rows
 
     a, b = _array(x), _array(y)
     check_rows(a, b)

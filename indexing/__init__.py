@@ -1,1 +1,1 @@
-"""Embeddings in, answers out: neighbours, alignment, rotations. The commands of this stage are not built yet."""
+"""Embeddings in, answers out: neighbours, alignment, rotations."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from indexing.printing import interval, number, print_scores, warn
+from indexing.scores.printing import interval, number, print_scores, warn
 from infra.output import print_json
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)

@@ -29,7 +29,7 @@ from catalog.rows.alignments import (
 )
 from catalog.rows.embeddings import EmbeddingRecord
 from indexing.align.score import AlignConfig, Score, Scored, Side, difference, score_sides, values_of, why_no_interval
-from indexing.records import place_of, plain, trained_on
+from indexing.scores.records import place_of, plain, trained_on
 from indexing.sets.joins import JoinConfig, Joined, Keys, common_rows, join, scene_vectors
 from indexing.sets.leakage import Leakage, Unknown, leakage
 from infra import storage

@@ -23,7 +23,7 @@ import scipy.linalg
 import scipy.sparse
 
 from indexing.align.neighbours import NeighbourLists
-from indexing.tables import check_finite
+from indexing.scores.tables import check_finite
 from infra.errors import InputError
 from infra.vectors import unit_rows
 

@@ -21,8 +21,8 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from indexing.scores.tables import check_rows
 from indexing.search.knn import exact_knn
-from indexing.tables import check_rows
 from infra.errors import InputError
 
 Floats: TypeAlias = npt.NDArray[np.float64]

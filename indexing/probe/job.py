@@ -17,7 +17,7 @@ from catalog.rows.alignments import AlignmentRow, digest_of, record_alignments
 from catalog.rows.embeddings import EmbeddingRecord
 from indexing.probe.labels import name_of, read_labels
 from indexing.probe.probes import Probe, ProbeConfig, probe
-from indexing.records import plain
+from indexing.scores.records import plain
 from indexing.sets.joins import RULES, JoinConfig, Table, scene_vectors
 from infra.errors import InputError, UsageError
 from infra.home import Home

@@ -20,11 +20,11 @@ import numpy.typing as npt
 from catalog.rows import embeddings
 from catalog.rows.alignments import DIFFERENCE, difference_row, digest_of, record_alignments
 from catalog.rows.embeddings import EmbeddingRecord
-from indexing.records import place_of, plain
 from indexing.rotate import maps
 from indexing.rotate.outcomes import Setting, Trial, differences, picks_table, rows_of
 from indexing.rotate.recall import Captions, Key, Queries, Tally, retrieve
 from indexing.rotate.rotation import FittedMap, MapConfig, fit
+from indexing.scores.records import place_of, plain
 from indexing.sets.joins import JoinConfig, Joined, common_rows, join, scene_vectors
 from indexing.sets.leakage import leakage
 from indexing.sets.spaces import differing, space_of

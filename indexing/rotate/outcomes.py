@@ -16,10 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from catalog.rows.alignments import AlignmentRow
-from indexing.records import place_of, trained_on
 from indexing.rotate import maps
 from indexing.rotate.recall import Key, Measure, Queries
 from indexing.rotate.rotation import FittedMap
+from indexing.scores.records import place_of, trained_on
 from indexing.sets.joins import Joined, Keys
 from indexing.sets.leakage import Leakage, Unknown
 from indexing.uncertainty.bootstrap import BootstrapConfig, ratio_interval

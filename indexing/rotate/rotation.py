@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.linalg
 
-from indexing.tables import check_finite, check_rows
+from indexing.scores.tables import check_finite, check_rows
 from infra.errors import InputError, UsageError
 from infra.vectors import unit_rows
 

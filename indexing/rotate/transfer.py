@@ -14,12 +14,12 @@ import numpy.typing as npt
 from catalog.rows import embeddings
 from catalog.rows.alignments import digest_of, record_alignments
 from catalog.rows.embeddings import EmbeddingRecord
-from indexing.records import plain
 from indexing.rotate.job import LEAST_SCORED, all_captions
 from indexing.rotate.maps import MapRecord, StoredMap, load_map
 from indexing.rotate.outcomes import Setting, Trial, rows_of
 from indexing.rotate.recall import Captions, Tally, retrieve
 from indexing.rotate.rotation import FittedMap, MapConfig, random_rotation
+from indexing.scores.records import plain
 from indexing.sets.joins import JoinConfig, Joined, join, scene_vectors
 from indexing.sets.leakage import leakage
 from indexing.sets.spaces import ORIGIN, differing_facts, space_of

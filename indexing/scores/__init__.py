@@ -1,0 +1,1 @@
+"""What align, rotate and probe share: checks of their tables, facts of a row, printed scores."""

@@ -15,6 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+Singles = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Table = npt.NDArray[Any]
+"Vectors of real numbers, one a row, in any dtype."
 
 VANISHING: Final = 1e-6
 """Longest mean of unit rows that counts as zero: 17 roundings of float32 (2**-24), in which encoders compute their vectors."""

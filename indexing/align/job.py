@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -36,6 +35,7 @@ from infra import storage
 from infra.errors import GoodviewsError, InputError
 from infra.home import Home
 from infra.models.checkpoints import model_name
+from infra.vectors import Ids
 from infra.version import code_version
 
 _log = logging.getLogger(__name__)
@@ -304,6 +304,6 @@ def _keep_neighbours(home: Home, joined: Joined, sides: tuple[Side, Side], rows:
         storage.publish(alignment_url(home, row.alignment_id, "neighbours.parquet"), [sink.getvalue()])
 
 
-def _named(keys_S: Keys, ids_NK: npt.NDArray[np.int64]) -> pa.Array:
+def _named(keys_S: Keys, ids_NK: Ids) -> pa.Array:
     named = [[str(keys_S[j]) for j in row if j >= 0] for row in ids_NK]
     return pa.array(named, pa.large_list(pa.large_string()))

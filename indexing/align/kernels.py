@@ -15,20 +15,16 @@ Legend: N items, D and E dims, B weightings, K(i, j) = x_i . x_j, L(i, j) = y_i 
 
 from __future__ import annotations
 
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import scipy.linalg
 import scipy.sparse
 
 from indexing.align.neighbours import NeighbourLists
 from indexing.scores.tables import check_finite
 from infra.errors import InputError
-from infra.vectors import unit_rows
-
-Floats: TypeAlias = npt.NDArray[np.float64]
-Ids: TypeAlias = npt.NDArray[np.int64]
+from infra.vectors import Floats, Ids, Table, unit_rows
 
 EPSILON: Final = 1e-6
 SVCCA_DIMS: Final = 10
@@ -36,7 +32,7 @@ TILE_CELLS: Final = 1 << 23
 "Kernel cells in memory at once: 64 MiB of float64."
 
 
-def finite_unit_rows(x_ND: npt.NDArray[np.generic]) -> Floats:
+def finite_unit_rows(x_ND: Table) -> Floats:
     """`infra.vectors.unit_rows` of rows that are checked: raises InputError for NaN and infinities."""
     x = np.asarray(x_ND, np.float64)
     check_finite(x)
@@ -62,7 +58,7 @@ class CKA:
     - 2 / (N-2) 1' K~ L~ 1] / (N (N-3)). The biased value of independent tables is not 0 but grows with D / N.
     """
 
-    def __init__(self, x_ND: npt.NDArray[np.generic], y_NE: npt.NDArray[np.generic], *, unbiased: bool) -> None:
+    def __init__(self, x_ND: Table, y_NE: Table, *, unbiased: bool) -> None:
         _check_items(len(x_ND), 4)
         self._x_ND, self._y_NE = _centred(finite_unit_rows(x_ND)), _centred(finite_unit_rows(y_NE))
         self._unbiased = unbiased
@@ -123,12 +119,7 @@ class CKNNA:
     does. Masked kernels have at most N * K entries, so this needs O(N K) memory and not N^2. NaN when a(K, K) a(L, L) < 0.
     """
 
-    def __init__(
-        self,
-        x_ND: npt.NDArray[np.generic],
-        y_NE: npt.NDArray[np.generic],
-        lists: tuple[NeighbourLists, NeighbourLists],
-    ) -> None:
+    def __init__(self, x_ND: Table, y_NE: Table, lists: tuple[NeighbourLists, NeighbourLists]) -> None:
         _check_items(len(x_ND), 4)
         if lists[0].ids_NK.shape[1] < 2:
             raise InputError("CKNNA compares pairs of neighbours, so k must be at least 2.")
@@ -173,7 +164,7 @@ class SVCCA:
     10 dims are used where a table has a lower rank; 0 when one of them is constant.
     """
 
-    def __init__(self, x_ND: npt.NDArray[np.generic], y_NE: npt.NDArray[np.generic]) -> None:
+    def __init__(self, x_ND: Table, y_NE: Table) -> None:
         _check_items(len(x_ND), SVCCA_DIMS + 2)
         self._x_ND, self._y_NE = finite_unit_rows(x_ND), finite_unit_rows(y_NE)
         self._u_NC, self._v_NC = _leading(self._x_ND), _leading(self._y_NE)
@@ -191,17 +182,17 @@ class SVCCA:
         return out
 
 
-def cka(x_ND: npt.NDArray[np.generic], y_NE: npt.NDArray[np.generic]) -> float:
+def cka(x_ND: Table, y_NE: Table) -> float:
     """See `CKA`; biased, in [0, 1]."""
     return CKA(x_ND, y_NE, unbiased=False).value()
 
 
-def unbiased_cka(x_ND: npt.NDArray[np.generic], y_NE: npt.NDArray[np.generic]) -> float:
+def unbiased_cka(x_ND: Table, y_NE: Table) -> float:
     """See `CKA`; 0 on average for independent tables, so it may be negative."""
     return CKA(x_ND, y_NE, unbiased=True).value()
 
 
-def svcca(x_ND: npt.NDArray[np.generic], y_NE: npt.NDArray[np.generic]) -> float:
+def svcca(x_ND: Table, y_NE: Table) -> float:
     """See `SVCCA`; in [0, 1]."""
     return SVCCA(x_ND, y_NE).value()
 

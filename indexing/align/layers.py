@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from infra.errors import InputError, UsageError
+from infra.vectors import Table
 
 PROTOCOLS: Final = ("plain", "huh2024")
 QUANTILE: Final = 0.95
 
-Table: TypeAlias = npt.NDArray[np.generic]
 Layers: TypeAlias = Mapping[int, Table]
 """Number of a layer -> its rows (N, D); all layers of one encoder have equal shapes."""
 

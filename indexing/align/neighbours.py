@@ -19,14 +19,11 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from indexing.scores.tables import check_rows
 from indexing.search.knn import exact_knn
 from infra.errors import InputError
-
-Floats: TypeAlias = npt.NDArray[np.float64]
-Ids: TypeAlias = npt.NDArray[np.int64]
+from infra.vectors import Floats, Ids, Mask, Table
 
 BLOCK_CELLS: Final = 1 << 24
 "Comparisons of one block; keeps temporaries in tens of megabytes for any N and K."
@@ -41,7 +38,7 @@ class NeighbourLists:
     """
 
     ids_NK: Ids
-    tied_NK: npt.NDArray[np.bool_]
+    tied_NK: Mask
     n_undefined: int
 
     @property
@@ -62,7 +59,7 @@ class NeighbourLists:
         )
 
 
-def neighbour_lists(x_ND: npt.NDArray[np.generic], *, k: int) -> NeighbourLists:
+def neighbour_lists(x_ND: Table, *, k: int) -> NeighbourLists:
     """Exact cosine neighbours of each row among the others.
 
     Raises InputError when k is not in 1 to N - 2 (from N - 1 on every list holds everybody and agreement says nothing), and
@@ -152,7 +149,7 @@ NEIGHBOUR_METRICS: Final[dict[str, Contributions]] = {
 """By the names of the public reference. `cycle_knn` alone depends on which space is the first."""
 
 
-def mutual_knn(x_ND: npt.NDArray[np.generic], y_NE: npt.NDArray[np.generic], *, k: int) -> float:
+def mutual_knn(x_ND: Table, y_NE: Table, *, k: int) -> float:
     """Mean share of k nearest neighbours that two embedding tables give the same items.
 
     x_ND, y_NE: row i is one item in both; cosine, self excluded, canonical order (score, lower row).
@@ -164,10 +161,10 @@ def mutual_knn(x_ND: npt.NDArray[np.generic], y_NE: npt.NDArray[np.generic], *, 
     return float(mutual_shares(neighbour_lists(x_ND, k=k), neighbour_lists(y_NE, k=k)).mean())
 
 
-def _equal(a: NeighbourLists, b: NeighbourLists, rows: slice) -> npt.NDArray[np.bool_]:
+def _equal(a: NeighbourLists, b: NeighbourLists, rows: slice) -> Mask:
     """(R, K, K): whether place p of A and place q of B name one item, and not by a tie on both sides."""
     a_RK, b_RK = a.ids_NK[rows], b.ids_NK[rows]
-    equal_RKK: npt.NDArray[np.bool_] = (a_RK[:, :, None] == b_RK[:, None, :]) & (a_RK >= 0)[:, :, None]
+    equal_RKK: Mask = (a_RK[:, :, None] == b_RK[:, None, :]) & (a_RK >= 0)[:, :, None]
     equal_RKK &= ~(a.tied_NK[rows][:, :, None] & b.tied_NK[rows][:, None, :])
     return equal_RKK
 

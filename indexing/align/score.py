@@ -19,10 +19,9 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from indexing.align.kernels import CKA, CKNNA, SVCCA, Kernel
 from indexing.align.layers import Layers, ProtocolConfig, best_pair, prepare
@@ -31,9 +30,7 @@ from indexing.uncertainty import bootstrap
 from indexing.uncertainty.bootstrap import BootstrapConfig, Interval
 from indexing.uncertainty.calibration import Calibration, CalibrationConfig, calibrate
 from infra.errors import InputError, UsageError
-
-Floats: TypeAlias = npt.NDArray[np.float64]
-Ids: TypeAlias = npt.NDArray[np.int64]
+from infra.vectors import Floats, Ids, Table
 
 KERNEL_METRICS: Final = ("cka", "unbiased_cka", "cknna", "svcca")
 PAIRED_METRICS: Final = ("cka", "unbiased_cka")
@@ -157,9 +154,7 @@ def values_of(left: Side, right: Side, config: AlignConfig) -> list[float | None
     return found
 
 
-def permuted_values(
-    metric: str, x_ND: npt.NDArray[np.generic], y_NE: npt.NDArray[np.generic], *, k: int
-) -> Callable[[Ids | None], float]:
+def permuted_values(metric: str, x_ND: Table, y_NE: Table, *, k: int) -> Callable[[Ids | None], float]:
     """The metric of two tables as a function of the order (N,) of the rows of the second one; None: as they are.
 
     Neighbours are searched once. Raises UsageError for an unknown metric, InputError for too few items.

@@ -18,9 +18,10 @@ from catalog.rows.embeddings import EmbeddingRecord
 from indexing.probe.labels import name_of, read_labels
 from indexing.probe.probes import Probe, ProbeConfig, probe
 from indexing.scores.records import plain
-from indexing.sets.joins import RULES, JoinConfig, Table, scene_vectors
+from indexing.sets.joins import RULES, JoinConfig, scene_vectors
 from infra.errors import InputError, UsageError
 from infra.home import Home
+from infra.vectors import Table
 from infra.version import code_version
 
 EACH: Final = "each"

@@ -16,17 +16,15 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from indexing.search.knn import exact_knn
+from indexing.sets.joins import Keys
 from indexing.uncertainty.bootstrap import BootstrapConfig, Interval, mean_interval, ratio_interval
 from infra.errors import InputError, UsageError
-
-Floats: TypeAlias = npt.NDArray[np.float64]
-Ids: TypeAlias = npt.NDArray[np.int64]
+from infra.vectors import Floats, Ids, Mask, Table
 
 KINDS: Final = ("linear", "knn")
 ITERATIONS: Final = 2_000
@@ -66,9 +64,7 @@ class Probe:
     hits_N: Floats
 
 
-def probe(
-    x_ND: npt.NDArray[np.generic], labels_N: Sequence[Any], scenes_N: Sequence[str], config: ProbeConfig
-) -> list[Probe]:
+def probe(x_ND: Table, labels_N: Sequence[Any], scenes_N: Sequence[str], config: ProbeConfig) -> list[Probe]:
     """Probe a label by each kind of `config`.
 
     scenes_N: items of one scene are never on both sides of a fold. Classes with fewer scenes than folds are left out and
@@ -108,19 +104,17 @@ def probe(
     return made
 
 
-def _usable(names: npt.NDArray[np.object_], scenes: npt.NDArray[np.object_], folds: int) -> npt.NDArray[np.bool_]:
+def _usable(names: Keys, scenes: Keys, folds: int) -> Mask:
     """Whether the class of an item has as many scenes as there are folds."""
     _, code_N = np.unique(names.astype(str), return_inverse=True)
     _, scene_N = np.unique(scenes.astype(str), return_inverse=True)
     pairs_P2 = np.unique(np.stack([code_N, scene_N], axis=1), axis=0)
     scenes_of_class = np.bincount(pairs_P2[:, 0])
-    usable: npt.NDArray[np.bool_] = scenes_of_class[code_N] >= folds
+    usable: Mask = scenes_of_class[code_N] >= folds
     return usable
 
 
-def _folds(
-    x: npt.NDArray[np.generic], codes_N: Ids, scenes: npt.NDArray[np.object_], config: ProbeConfig
-) -> Iterator[tuple[Ids, Ids]]:
+def _folds(x: Table, codes_N: Ids, scenes: Keys, config: ProbeConfig) -> Iterator[tuple[Ids, Ids]]:
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
     if _alone(scenes):
@@ -131,11 +125,11 @@ def _folds(
         yield from splitter.split(x, codes_N, scenes)
 
 
-def _alone(scenes: npt.NDArray[np.object_]) -> bool:
+def _alone(scenes: Keys) -> bool:
     return len(set(scenes)) == len(scenes)
 
 
-def _linear(x: npt.NDArray[np.generic], codes_N: Ids, train: Ids, test: Ids) -> Ids:
+def _linear(x: Table, codes_N: Ids, train: Ids, test: Ids) -> Ids:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -149,7 +143,7 @@ def _linear(x: npt.NDArray[np.generic], codes_N: Ids, train: Ids, test: Ids) -> 
     return np.asarray(model.predict(np.asarray(x[test], np.float64)), np.int64)
 
 
-def _knn(x: npt.NDArray[np.generic], codes_N: Ids, train: Ids, test: Ids, k: int) -> Ids:
+def _knn(x: Table, codes_N: Ids, train: Ids, test: Ids, k: int) -> Ids:
     found = exact_knn(x[train], k=min(k, len(train)), queries_MD=x[test])
     codes_T = codes_N[train]
     out = np.full(len(test), -1)
@@ -161,7 +155,7 @@ def _knn(x: npt.NDArray[np.generic], codes_N: Ids, train: Ids, test: Ids, k: int
     return out
 
 
-def _by_scene(hits_N: Floats, scenes: npt.NDArray[np.object_], config: ProbeConfig) -> Interval:
+def _by_scene(hits_N: Floats, scenes: Keys, config: ProbeConfig) -> Interval:
     """Accuracy over items with an interval over scenes: items of a scene are drawn together."""
     _, place_N = np.unique(scenes.astype(str), return_inverse=True)
     sizes_S, hits_S = np.bincount(place_N).astype(np.float64), np.bincount(place_N, weights=hits_N).astype(np.float64)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from catalog.rows import embeddings
 from catalog.rows.alignments import DIFFERENCE, difference_row, digest_of, record_alignments
@@ -33,6 +32,7 @@ from indexing.uncertainty.divisions import Division, hashed_order, random_divisi
 from infra import seeds
 from infra.errors import InputError, UsageError
 from infra.home import Home
+from infra.vectors import Ids
 from infra.version import code_version
 
 LEAST_SCORED: Final = 2
@@ -260,7 +260,7 @@ def _trial(pairs: Pairs, config: MappingConfig, kind: str, n_pairs: int) -> Tria
     return Trial(map=kind, pairs=n_pairs, measures=tally.measures(config.bootstrap), first=first, picks=picks)
 
 
-def _fitted(pairs: Pairs, config: MappingConfig, kind: str, part: tuple[int, npt.NDArray[np.int64]]) -> FittedMap:
+def _fitted(pairs: Pairs, config: MappingConfig, kind: str, part: tuple[int, Ids]) -> FittedMap:
     number, rows = part
     seed = seeds.derive(config.map.seed, "indexing.mapping", kind, number)
     x, y = pairs.fit.left.last[rows], pairs.fit.right.last[rows]

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from catalog.rows.alignments import AlignmentRow
@@ -23,6 +22,7 @@ from indexing.scores.records import place_of, trained_on
 from indexing.sets.joins import Joined, Keys
 from indexing.sets.leakage import Leakage, Unknown
 from indexing.uncertainty.bootstrap import BootstrapConfig, ratio_interval
+from infra.vectors import Ids
 from infra.version import code_version
 
 
@@ -161,7 +161,7 @@ def differences(
         }
 
 
-def picks_table(joined: Joined, rows: npt.NDArray[np.int64], picks: dict[Key, Queries]) -> pa.Table:
+def picks_table(joined: Joined, rows: Ids, picks: dict[Key, Queries]) -> pa.Table:
     """Rows of `maps.PICKS` for one division, whose scored scenes are these rows of the joined table."""
     keys_R = joined.keys_S[rows]
     parts = [pa.Table.from_pylist([], schema=maps.PICKS)]

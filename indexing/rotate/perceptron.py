@@ -9,12 +9,11 @@ N pairs, D dims in, E out, H hidden.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-Floats: TypeAlias = npt.NDArray[np.float64]
+from infra.vectors import Floats, Mask
 
 HIDDEN: Final = 1_024
 RATE: Final = 1e-3
@@ -26,7 +25,7 @@ PATIENCE: Final = 20
 
 
 def fit_perceptron(
-    x_ND: Floats, y_NE: Floats, held_N: npt.NDArray[np.bool_], *, seed: int
+    x_ND: Floats, y_NE: Floats, held_N: Mask, *, seed: int
 ) -> tuple[Mapping[str, Floats], Mapping[str, float]]:
     """Weights in (D, H), in_bias, out (H, E), out_bias for rows x as given, and the facts of the fit.
 

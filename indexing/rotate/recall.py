@@ -17,15 +17,13 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from indexing.rotate.retrieval import Ranks, mean_by_label, rank
 from indexing.rotate.rotation import FittedMap
-from indexing.sets.joins import Joined, Table
+from indexing.sets.joins import Joined
 from indexing.uncertainty.bootstrap import BootstrapConfig, ratio_interval
+from infra.vectors import Floats, Ids, Table
 
-Floats: TypeAlias = npt.NDArray[np.float64]
-Ids: TypeAlias = npt.NDArray[np.int64]
 Key: TypeAlias = tuple[str, str]
 """Protocol and direction."""
 

@@ -13,16 +13,13 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import scipy.special
 
 from infra.errors import InputError
-
-Floats: TypeAlias = npt.NDArray[np.float64]
-Ids: TypeAlias = npt.NDArray[np.int64]
+from infra.vectors import Floats, Ids, Singles
 
 TILE_CELLS: Final = 1 << 23
 "Scores in memory at once."
@@ -40,7 +37,7 @@ class Ranks:
     above_M: Ids
     tied_M: Ids
     picked_M: Ids
-    best_M: npt.NDArray[np.float32]
+    best_M: Singles
     right_M: Ids
     gallery: int
 
@@ -123,7 +120,7 @@ def mean_by_label(values_M: Floats, labels_M: Ids, n: int) -> Floats:
     return np.asarray(np.divide(sums_N, counts_N, out=np.full(n, np.nan), where=counts_N > 0))
 
 
-def _log_choose(n_M: npt.NDArray[np.int64], k: int) -> Floats:
+def _log_choose(n_M: Ids, k: int) -> Floats:
     top_M = np.maximum(n_M, k)
     gammaln = scipy.special.gammaln
     return np.asarray(gammaln(top_M + 1) - gammaln(k + 1) - gammaln(top_M - k + 1))

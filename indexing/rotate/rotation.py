@@ -19,17 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import scipy.linalg
 
 from indexing.scores.tables import check_finite, check_rows
 from infra.errors import InputError, UsageError
-from infra.vectors import unit_rows
-
-Floats: TypeAlias = npt.NDArray[np.float64]
+from infra.vectors import Floats, Mask, Table, unit_rows
 
 KINDS: Final = ("rotation", "linear", "ridge", "mlp", "random")
 ALPHAS: Final = tuple(10.0**power for power in range(-4, 4))
@@ -67,7 +64,7 @@ class FittedMap:
     weights: Mapping[str, Floats]
     facts: Mapping[str, float] = field(default_factory=dict)
 
-    def map_rows(self, x_ND: npt.NDArray[np.generic]) -> Floats:
+    def map_rows(self, x_ND: Table) -> Floats:
         """Rows of the first space as unit rows (N, E) of the second; a row that the centring leaves empty is zero."""
         x = prepared(x_ND, self.x_mean_D, unit=self.config.unit)
         if self.config.kind == "mlp":
@@ -78,12 +75,12 @@ class FittedMap:
             mapped = x @ self.weights["w"]
         return unit_rows(mapped)
 
-    def target_rows(self, y_NE: npt.NDArray[np.generic]) -> Floats:
+    def target_rows(self, y_NE: Table) -> Floats:
         """Rows of the second space as the unit rows (N, E) that mapped rows are compared with."""
         return unit_rows(prepared(y_NE, self.y_mean_E, unit=False))
 
 
-def fit(x_ND: npt.NDArray[np.generic], y_NE: npt.NDArray[np.generic], config: MapConfig) -> FittedMap:
+def fit(x_ND: Table, y_NE: Table, config: MapConfig) -> FittedMap:
     """Fit a map on N pairs. Raises InputError for unequal or too few rows and for values that are not finite."""
     _check(x_ND, y_NE)
     x_mean_D, y_mean_E = (
@@ -148,7 +145,7 @@ def _chosen_alpha(x: Floats, y: Floats, config: MapConfig) -> float:
     return ALPHAS[int(np.argmax(cosines))]
 
 
-def _held_out(n: int, config: MapConfig) -> npt.NDArray[np.bool_]:
+def _held_out(n: int, config: MapConfig) -> Mask:
     """Mask (N,) of the fit pairs that choose and do not fit."""
     if n < 5:
         raise InputError(f"There are {n} fit pairs, and {config.kind} needs 5: it holds some out. Give more.")
@@ -158,7 +155,7 @@ def _held_out(n: int, config: MapConfig) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def prepared(x_ND: npt.NDArray[np.generic], mean_D: Floats, *, unit: bool) -> Floats:
+def prepared(x_ND: Table, mean_D: Floats, *, unit: bool) -> Floats:
     """Rows minus the mean, in float64; rows that are nothing but rounding become zero; to length 1 if `unit`.
 
     Raises InputError for rows of other dims and for rows that hold NaN or an infinity.
@@ -176,7 +173,7 @@ def prepared(x_ND: npt.NDArray[np.generic], mean_D: Floats, *, unit: bool) -> Fl
     return unit_rows(centred) if unit else centred
 
 
-def _check(x_ND: npt.NDArray[np.generic], y_NE: npt.NDArray[np.generic]) -> None:
+def _check(x_ND: Table, y_NE: Table) -> None:
     check_rows(x_ND, y_NE)
     if len(x_ND) < 2:
         raise InputError(f"There are {len(x_ND)} fit pairs; a map needs at least 2. Give more.")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from catalog.rows import embeddings
 from catalog.rows.alignments import digest_of, record_alignments
@@ -26,6 +25,7 @@ from indexing.sets.spaces import ORIGIN, differing_facts, space_of
 from indexing.uncertainty.bootstrap import BootstrapConfig
 from infra.errors import InputError
 from infra.home import Home
+from infra.vectors import Ids
 
 CONTROLS = ("random", "shuffled")
 
@@ -88,7 +88,7 @@ def _layer(record: EmbeddingRecord, side: str, stored: MapRecord) -> int:
     return int(wanted["layer"])
 
 
-def _rows_to_score(joined: Joined, stored: StoredMap) -> npt.NDArray[np.int64]:
+def _rows_to_score(joined: Joined, stored: StoredMap) -> Ids:
     datasets = {joined.left.record.dataset, joined.right.record.dataset} - {None}
     same = stored.record.dataset is None or not datasets or stored.record.dataset in datasets
     fitted_on = stored.fit_keys if same else frozenset[str]()
@@ -109,7 +109,7 @@ def _random(fitted: FittedMap) -> FittedMap:
 def _trial(
     joined: Joined,
     captions: Captions | None,
-    rows: npt.NDArray[np.int64],
+    rows: Ids,
     named: tuple[str, FittedMap],
     stored: StoredMap,
     bootstrap: BootstrapConfig,

@@ -5,15 +5,13 @@ Invariant: a table that holds NaN or an infinity is refused with the number of a
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from infra.errors import InputError
+from infra.vectors import Table
 
 
-def check_rows(x_ND: npt.NDArray[Any], y_NE: npt.NDArray[Any]) -> None:
+def check_rows(x_ND: Table, y_NE: Table) -> None:
     """Raises InputError unless both are tables with the same number of rows."""
     if x_ND.ndim != 2 or y_NE.ndim != 2 or len(x_ND) != len(y_NE):
         raise InputError(
@@ -22,7 +20,7 @@ def check_rows(x_ND: npt.NDArray[Any], y_NE: npt.NDArray[Any]) -> None:
         )
 
 
-def check_finite(x_ND: npt.NDArray[Any], of: str = "") -> None:
+def check_finite(x_ND: Table, of: str = "") -> None:
     """Raises InputError for rows that hold NaN or an infinity. of: which table, such as ` of the left side`."""
     bad = np.flatnonzero(~np.isfinite(x_ND).all(axis=1))
     if len(bad):

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from indexing.search.knn import KnnOptions, exact_knn
 from indexing.search.rows import Rows, cosines
 from infra import seeds
 from infra.errors import InputError, UsageError
+from infra.vectors import Ids, Singles
 
 SAMPLE: Final = 500
 "Queries of the audit; the interval of a recall of .95 on them is .02 wide."
@@ -146,7 +146,7 @@ def candidate_factories(n: int, dims: int, wish: Wish) -> list[str]:
     return [name for name in names if "PQ" not in name] or names
 
 
-def train(rows: Rows, defined_N: npt.NDArray[np.int64], factory: str) -> Any:
+def train(rows: Rows, defined_N: Ids, factory: str) -> Any:
     """An index of that factory over the unit rows `defined_N`, added in that order."""
     import faiss
 
@@ -167,7 +167,7 @@ def train(rows: Rows, defined_N: npt.NDArray[np.int64], factory: str) -> Any:
     return index
 
 
-def search(index: Any, queries: Rows, k: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+def search(index: Any, queries: Rows, k: int) -> tuple[Ids, Singles]:
     """places_MK (-1: none) and the index's own scores_MK (NaN: none), nearest first; zero queries find nothing."""
     scores_MK, places_MK = index.search(queries.unit(0, len(queries)), k)
     none_MK = (places_MK < 0) | (queries.norms_N == 0)[:, None]
@@ -177,16 +177,16 @@ def search(index: Any, queries: Rows, k: int) -> tuple[npt.NDArray[np.int64], np
 @dataclass(frozen=True, kw_only=True)
 class _Sample:
     rows: Rows
-    defined_N: npt.NDArray[np.int64]
-    places_M: npt.NDArray[np.int64]
-    kth_M: npt.NDArray[np.float32]
+    defined_N: Ids
+    places_M: Ids
+    kth_M: Singles
     "Exact score of the last neighbour there is."
-    reachable_M: npt.NDArray[np.int64]
+    reachable_M: Ids
     "Neighbours there are, at most k."
     k: int
 
 
-def _sample(rows: Rows, defined_N: npt.NDArray[np.int64], k: int) -> _Sample:
+def _sample(rows: Rows, defined_N: Ids, k: int) -> _Sample:
     """Rows drawn by a fixed seed, with their exact neighbours over all rows."""
     places_M = _drawn(np.arange(len(defined_N), dtype=np.int64), SAMPLE)
     queries_MD = rows.x_ND[defined_N[places_M]]
@@ -274,7 +274,7 @@ def with_parameters(index: Any, parameters: str) -> Any:
     return index
 
 
-def _drawn(numbers_N: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
+def _drawn(numbers_N: Ids, most: int) -> Ids:
     """At most so many of the numbers, ascending; the same ones whenever there are as many."""
     if len(numbers_N) <= most:
         return numbers_N
@@ -283,7 +283,7 @@ def _drawn(numbers_N: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]
     return np.sort(numbers_N[np.argpartition(draws_N, most)[:most]])
 
 
-def _unit(rows: Rows, numbers_B: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+def _unit(rows: Rows, numbers_B: Ids) -> Singles:
     part = Rows(rows.x_ND[numbers_B], name=rows.name)
     return part.unit(0, len(part))
 

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from indexing.search import proposals
 from indexing.search.proposals import Device, Tiles
 from indexing.search.rows import Rows, cosines, error_bound
 from indexing.search.scan import scan
 from infra.errors import InputError, UsageError
+from infra.vectors import Ids, Singles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +60,9 @@ class KnnOptions:
 class Neighbours:
     """The k nearest rows of a base for each of M queries, nearest first, and what one must know to trust them."""
 
-    ids_MK: npt.NDArray[np.int64]
+    ids_MK: Ids
     "Row numbers of the base; -1 where there is no neighbour: never an index."
-    scores_MK: npt.NDArray[np.float32]
+    scores_MK: Singles
     "Cosines, descending; NaN where there is no neighbour."
     n_undefined: int
     "Zero rows in the base, and in the queries where they are a table of their own."
@@ -77,8 +77,8 @@ class PartNeighbours:
     ids_MK: row numbers of the whole base, -1 where none. scores_MK: -inf where none.
     """
 
-    ids_MK: npt.NDArray[np.int64]
-    scores_MK: npt.NDArray[np.float32]
+    ids_MK: Ids
+    scores_MK: Singles
     n_undefined: int
 
 
@@ -104,7 +104,7 @@ def exact_knn(
     return merge([part], k=k, n_undefined=part.n_undefined + (0 if queries is base else queries.n_undefined))
 
 
-def tables(base_ND: Any, queries_MD: Any, exclude_self: bool | None) -> tuple[Rows, Rows, npt.NDArray[np.int64] | None]:
+def tables(base_ND: Any, queries_MD: Any, exclude_self: bool | None) -> tuple[Rows, Rows, Ids | None]:
     """(queries, base, the row of the base that each query is): the arguments of `exact_knn`, checked."""
     base = Rows(base_ND, name="base")
     queries = base if queries_MD is None else Rows(queries_MD, name="queries")
@@ -119,12 +119,7 @@ def tables(base_ND: Any, queries_MD: Any, exclude_self: bool | None) -> tuple[Ro
 
 
 def search_part(
-    queries: Rows,
-    base: Rows,
-    *,
-    k: int,
-    own_M: npt.NDArray[np.int64] | None = None,
-    options: KnnOptions = KnnOptions(),
+    queries: Rows, base: Rows, *, k: int, own_M: Ids | None = None, options: KnnOptions = KnnOptions()
 ) -> PartNeighbours:
     """Exact neighbours of all queries within a part of a base; rows are numbered from `base.first_row` on.
 
@@ -168,9 +163,7 @@ class _Plan:
     threads: ThreadPoolExecutor
 
 
-def _search_batch(
-    queries: Rows, base: Rows, rows_M: npt.NDArray[np.int64], excluded_M: npt.NDArray[np.int64], plan: _Plan
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+def _search_batch(queries: Rows, base: Rows, rows_M: Ids, excluded_M: Ids, plan: _Plan) -> tuple[Ids, Singles]:
     # One more than wanted: the own row usually takes a place.
     least = plan.wanted + int(excluded_M.max() >= 0)
     proposed = proposals.propose(queries, base, rows_M, least + plan.margin, plan.tiles, plan.threads)
@@ -187,7 +180,7 @@ def _search_batch(
     return ids_MK, scores_MK
 
 
-def _worth_a_score(proposed: proposals.Proposals, least: int, bound: float) -> npt.NDArray[np.int64]:
+def _worth_a_score(proposed: proposals.Proposals, least: int, bound: float) -> Ids:
     """The candidates that may be among the `least` best ones; -1 for those whose product is too low by twice the bound."""
     products_MC = proposed.products_MC
     if products_MC.shape[1] <= least:
@@ -196,9 +189,7 @@ def _worth_a_score(proposed: proposals.Proposals, least: int, bound: float) -> n
     return np.where(keep_MC, proposed.ids_MC, -1)[:, : int(keep_MC.sum(axis=1).max(initial=1))]
 
 
-def _canonical(
-    ids_MC: npt.NDArray[np.int64], scores_MC: npt.NDArray[np.float32], k: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+def _canonical(ids_MC: Ids, scores_MC: Singles, k: int) -> tuple[Ids, Singles]:
     """The k best by (score descending, row ascending), padded with -1 and -inf."""
     missing = k - ids_MC.shape[1]
     if missing > 0:

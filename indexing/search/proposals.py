@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from indexing.search.rows import Rows
 from infra.errors import UsageError
+from infra.vectors import Ids, Singles
 
 Device = Literal["auto", "cpu", "gpu"]
 GPU_MAX_K: Final = 2048
@@ -44,19 +44,12 @@ class Tiles:
 class Proposals:
     """Candidates of some queries: ids_MC (-1: none), their float32 products (descending, -inf where none), the bound."""
 
-    ids_MC: npt.NDArray[np.int64]
-    products_MC: npt.NDArray[np.float32]
-    bound_M: npt.NDArray[np.float32]
+    ids_MC: Ids
+    products_MC: Singles
+    bound_M: Singles
 
 
-def propose(
-    queries: Rows,
-    base: Rows,
-    rows_M: npt.NDArray[np.int64],
-    c: int,
-    tiles: Tiles,
-    threads: Executor | None = None,
-) -> Proposals:
+def propose(queries: Rows, base: Rows, rows_M: Ids, c: int, tiles: Tiles, threads: Executor | None = None) -> Proposals:
     """The c rows of the base with the largest float32 products, for each of the queries `rows_M` (ascending, adjacent)."""
     search = _gpu_search(tiles.gpu_bytes) if tiles.on_gpu else _cpu_search
     unit_MD = queries.unit(int(rows_M[0]), int(rows_M[-1]) + 1, threads)
@@ -73,9 +66,7 @@ def propose(
     return best
 
 
-def unit_tiles(
-    base: Rows, tile_rows: int, threads: Executor | None = None
-) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
+def unit_tiles(base: Rows, tile_rows: int, threads: Executor | None = None) -> Iterator[tuple[Ids, Singles]]:
     """(row numbers, unit rows) of tile after tile in ascending order, without the undefined rows; never an empty one."""
     for start in range(0, len(base), tile_rows):
         stop = min(start + tile_rows, len(base))
@@ -85,13 +76,7 @@ def unit_tiles(
             yield defined_B + start, unit_BD if len(defined_B) == stop - start else unit_BD[defined_B]
 
 
-def _merge(
-    best: Proposals,
-    ids_MC: npt.NDArray[np.int64],
-    products_MC: npt.NDArray[np.float32],
-    bound_M: npt.NDArray[np.float32],
-    c: int,
-) -> Proposals:
+def _merge(best: Proposals, ids_MC: Ids, products_MC: Singles, bound_M: Singles, c: int) -> Proposals:
     if best.ids_MC.shape[1]:
         ids_MC = np.concatenate([best.ids_MC, ids_MC], axis=1)
         products_MC = np.concatenate([best.products_MC, products_MC], axis=1)
@@ -115,7 +100,7 @@ def fit_to_gpu(tiles: Tiles, n: int, c: int, max_k: int = GPU_MAX_K) -> Tiles:
     return replace(tiles, max_k=max_k, base_rows=max(1, min(tiles.base_rows, -(-n // n_tiles))))
 
 
-def _cpu_search(unit_MD: npt.NDArray[np.float32], unit_BD: npt.NDArray[np.float32], k: int) -> tuple[Any, Any]:
+def _cpu_search(unit_MD: Singles, unit_BD: Singles, k: int) -> tuple[Any, Any]:
     import faiss
 
     products_MK, places_MK = faiss.knn(unit_MD, unit_BD, k, metric=faiss.METRIC_INNER_PRODUCT)
@@ -129,7 +114,7 @@ def _gpu_search(gpu_bytes: int) -> Any:
     resources.setTempMemory(gpu_bytes // 2)
     limits: dict[str, Any] = {"vectorsMemoryLimit": gpu_bytes // 4, "queriesMemoryLimit": gpu_bytes // 4}
 
-    def search(unit_MD: npt.NDArray[np.float32], unit_BD: npt.NDArray[np.float32], k: int) -> tuple[Any, Any]:
+    def search(unit_MD: Singles, unit_BD: Singles, k: int) -> tuple[Any, Any]:
         return faiss.knn_gpu(resources, unit_MD, unit_BD, k, metric=faiss.METRIC_INNER_PRODUCT, **limits)
 
     return search

@@ -19,9 +19,9 @@ from concurrent.futures import Executor
 from typing import Any, Final, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from infra.errors import InputError
+from infra.vectors import Floats, Ids, Singles, Table
 
 Block = TypeVar("Block")
 
@@ -58,7 +58,7 @@ class Rows:
         self.x_ND = _as_table(values, name)
         self.name = name
         self.first_row = first_row
-        self._norms_N: npt.NDArray[np.float64] | None = None
+        self._norms_N: Floats | None = None
 
     def __len__(self) -> int:
         return int(self.x_ND.shape[0])
@@ -68,7 +68,7 @@ class Rows:
         return int(self.x_ND.shape[1])
 
     @property
-    def norms_N(self) -> npt.NDArray[np.float64]:
+    def norms_N(self) -> Floats:
         """Length of each row, after scaling; 0 marks an undefined row. Reads the table once.
 
         Raises InputError that names the rows which hold NaN or an infinity.
@@ -86,7 +86,7 @@ class Rows:
         """Number of zero rows: they have no direction, so no neighbours, and are nobody's."""
         return len(self) - int(np.count_nonzero(self.norms_N))
 
-    def unit(self, start: int, stop: int, threads: Executor | None = None) -> npt.NDArray[np.float32]:
+    def unit(self, start: int, stop: int, threads: Executor | None = None) -> Singles:
         """Rows [start, stop) divided by their length, as contiguous float32; undefined rows stay zero."""
         unit_BD = np.empty((stop - start, self.dims), np.float32)
         norms_N = self.norms_N
@@ -100,7 +100,7 @@ class Rows:
         _each(fill, self._blocks(start, stop), threads)
         return unit_BD
 
-    def gather(self, rows_B: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    def gather(self, rows_B: Ids) -> Floats:
         """The rows by number, in any order and number, as contiguous float64 (scaled as the module says)."""
         return _double(self.x_ND[rows_B])
 
@@ -108,7 +108,7 @@ class Rows:
         step = max(1, BLOCK_BYTES // (8 * self.dims))
         return [(low, min(low + step, stop)) for low in range(start, stop, step)]
 
-    def _refuse(self, bad: npt.NDArray[np.int64]) -> None:
+    def _refuse(self, bad: Ids) -> None:
         if not len(bad):
             return
         shown = ", ".join(f"{row + self.first_row:,}" for row in bad[:SHOWN]) + (", ..." if len(bad) > SHOWN else "")
@@ -119,13 +119,7 @@ class Rows:
         raise InputError(message)
 
 
-def cosines(
-    queries: Rows,
-    base: Rows,
-    rows_M: npt.NDArray[np.int64],
-    ids_MC: npt.NDArray[np.int64],
-    threads: Executor | None = None,
-) -> npt.NDArray[np.float32]:
+def cosines(queries: Rows, base: Rows, rows_M: Ids, ids_MC: Ids, threads: Executor | None = None) -> Singles:
     """Scores of the queries `rows_M` with C rows of the base each; -inf where the id is -1 or a row is undefined.
 
     Memory beside the result: one block a thread. The result does not depend on blocks or threads.
@@ -156,7 +150,7 @@ def _each(function: Callable[[Block], None], blocks: Iterable[Block], threads: E
         pass
 
 
-def _as_table(values: Any, name: str) -> npt.NDArray[Any]:
+def _as_table(values: Any, name: str) -> Table:
     if hasattr(values, "detach") and hasattr(values, "cpu"):
         # `cpu` waits for what is still being computed on the stream; NumPy has no bfloat16.
         values = values.detach().cpu()
@@ -170,16 +164,16 @@ def _as_table(values: Any, name: str) -> npt.NDArray[Any]:
     return x_ND
 
 
-def _double(x_BD: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+def _double(x_BD: Table) -> Floats:
     """A contiguous float64 copy; what is wider than float32 is scaled to a largest component in [.5, 1)."""
-    double_BD: npt.NDArray[np.float64] = np.array(x_BD, dtype=np.float64, order="C")
+    double_BD: Floats = np.array(x_BD, dtype=np.float64, order="C")
     if x_BD.dtype.kind == "f" and x_BD.dtype.itemsize <= 4:
         return double_BD
     _, exponent_B1 = np.frexp(np.max(np.abs(double_BD), axis=-1, keepdims=True))
-    scaled_BD: npt.NDArray[np.float64] = np.ldexp(double_BD, -exponent_B1)
+    scaled_BD: Floats = np.ldexp(double_BD, -exponent_B1)
     return scaled_BD
 
 
-def _norms(double_BD: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    norms_B: npt.NDArray[np.float64] = np.sqrt(np.add.reduce(double_BD * double_BD, axis=-1))
+def _norms(double_BD: Floats) -> Floats:
+    norms_B: Floats = np.sqrt(np.add.reduce(double_BD * double_BD, axis=-1))
     return norms_B

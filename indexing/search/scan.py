@@ -16,24 +16,17 @@ import hashlib
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from indexing.search.proposals import unit_tiles
 from indexing.search.rows import Rows, cosines, error_bound
+from infra.vectors import Ids, Mask, Singles
 
 QUERY_BLOCK: Final = 128
 BASE_BLOCK: Final = 8192
 "Their product in float32 takes 4 MiB."
 
 
-def scan(
-    queries: Rows,
-    base: Rows,
-    rows_M: npt.NDArray[np.int64],
-    excluded_M: npt.NDArray[np.int64],
-    threshold_M: npt.NDArray[np.float32],
-    k: int,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+def scan(queries: Rows, base: Rows, rows_M: Ids, excluded_M: Ids, threshold_M: Singles, k: int) -> tuple[Ids, Singles]:
     """ids_MK (-1: none) and scores_MK (-inf: none) in canonical order, of the queries `rows_M`.
 
     excluded_M: a row of the base that is not counted, or -1. threshold_M: a score that k rows are known to reach.
@@ -61,12 +54,12 @@ def scan(
 class _Tile:
     """Rows of the base, and which of those that were asked for are equal."""
 
-    def __init__(self, base: Rows, ids_B: npt.NDArray[np.int64]) -> None:
+    def __init__(self, base: Rows, ids_B: Ids) -> None:
         self.base, self.ids_B = base, ids_B
         self._codes_B = np.full(len(ids_B), -1)
         self._code_of: dict[bytes, int] = {}
 
-    def codes(self, places_B: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def codes(self, places_B: Ids) -> Ids:
         """A number for each row, the same for equal rows."""
         missing = places_B[self._codes_B[places_B] < 0]
         for place, row in zip(missing, self.base.x_ND[self.ids_B[missing]], strict=True):
@@ -74,7 +67,7 @@ class _Tile:
             self._codes_B[place] = self._code_of.setdefault(digest, len(self._code_of))
         return self._codes_B[places_B]
 
-    def first_of_equals(self, places_B: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
+    def first_of_equals(self, places_B: Ids, most: int) -> Ids:
         """The places, ascending, without those that have `most` equal rows before them."""
         if len(places_B) <= most:
             return places_B
@@ -85,17 +78,11 @@ class _Tile:
         return places_B[np.sort(order_B[rank_B < most])]
 
 
-def _unit(queries: Rows, rows_Q: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+def _unit(queries: Rows, rows_Q: Ids) -> Singles:
     return (queries.gather(rows_Q) / queries.norms_N[rows_Q][:, None]).astype(np.float32)
 
 
-def _scores(
-    queries: Rows,
-    tile: _Tile,
-    rows_Q: npt.NDArray[np.int64],
-    places_B: npt.NDArray[np.int64],
-    near_QB: npt.NDArray[np.bool_],
-) -> npt.NDArray[np.float32]:
+def _scores(queries: Rows, tile: _Tile, rows_Q: Ids, places_B: Ids, near_QB: Mask) -> Singles:
     """scores_QB of rows of the tile where near_QB, else -inf; each distinct row is scored once a query."""
     _, first_U, distinct_B = np.unique(tile.codes(places_B), return_index=True, return_inverse=True)
     wanted_QU = np.zeros((len(rows_Q), len(first_U)), np.bool_)
@@ -108,12 +95,7 @@ def _scores(
     return np.where(near_QB, scores_QU[:, distinct_B], np.float32(-np.inf))
 
 
-def _keep_best(
-    ids_QK: npt.NDArray[np.int64],
-    scores_QK: npt.NDArray[np.float32],
-    ids_B: npt.NDArray[np.int64],
-    scores_QB: npt.NDArray[np.float32],
-) -> None:
+def _keep_best(ids_QK: Ids, scores_QK: Singles, ids_B: Ids, scores_QB: Singles) -> None:
     """Merge higher rows into what is kept, in place. Rows come in ascending order, so a stable sort keeps ties canonical."""
     k = ids_QK.shape[1]
     found_QX = np.concatenate([scores_QK, scores_QB], axis=1)

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from indexing.search.knn import KnnOptions, Neighbours, PartNeighbours, merge, search_part, tables
 from indexing.search.rows import Rows
 from infra.errors import UsageError
 from infra.session import Workers
+from infra.vectors import Ids, Table
 
 DEFAULTS: Final = KnnOptions()
 
@@ -25,7 +25,7 @@ DEFAULTS: Final = KnnOptions()
 @dataclass(frozen=True)
 class _Shard:
     first_row: int
-    x_BD: npt.NDArray[Any]
+    x_BD: Table
 
 
 def sharded_knn(
@@ -53,8 +53,6 @@ def sharded_knn(
     return merge(parts, k=k, n_undefined=n_undefined)
 
 
-def _answer(
-    shard: _Shard, *, queries_MD: npt.NDArray[Any], k: int, own_M: npt.NDArray[np.int64] | None, options: KnnOptions
-) -> PartNeighbours:
+def _answer(shard: _Shard, *, queries_MD: Table, k: int, own_M: Ids | None, options: KnnOptions) -> PartNeighbours:
     base = Rows(shard.x_BD, name="base", first_row=shard.first_row)
     return search_part(Rows(queries_MD, name="queries"), base, k=k, own_M=own_M, options=options)

@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 import orjson
 import pyarrow as pa
 
@@ -30,10 +28,11 @@ from indexing.search.rows import Rows
 from indexing.sets.spaces import space_of
 from infra.errors import InputError, UsageError
 from infra.home import Home
+from infra.vectors import Ids, Singles, Table
 
 TEXT_OBSERVATIONS: Final = ("captions", "scenes")
 
-Ranked = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
+Ranked = tuple[Ids, Singles]
 """Places (-1: none) and scores of k rows, nearest first."""
 
 
@@ -129,9 +128,7 @@ def search_scenes(
     )
 
 
-def _vectors(
-    home: Home, text: str, record: EmbeddingRecord, layer: int, map_id: str | None
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def _vectors(home: Home, text: str, record: EmbeddingRecord, layer: int, map_id: str | None) -> tuple[Table, Table]:
     """The text (1, D) and the set's rows (N, D) in one space."""
     if map_id is None:
         return embed_text(home, record, layer, text), embeddings.read_layer(home, record, layer)
@@ -157,7 +154,7 @@ def _is_side(record: EmbeddingRecord, layer: int, fitted_on: EmbeddingRecord, si
     return is_same and bool(side["layer"] == layer)
 
 
-def embed_text(home: Home, record: EmbeddingRecord, layer: int, text: str) -> npt.NDArray[np.float32]:
+def embed_text(home: Home, record: EmbeddingRecord, layer: int, text: str) -> Singles:
     """The text's vector (1, D), made as those of the set were."""
     facts = text_facts(record)
     if not text.strip():

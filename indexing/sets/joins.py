@@ -27,10 +27,8 @@ from catalog.rows.embeddings import EmbeddingRecord
 from infra import seeds
 from infra.errors import InputError, UsageError
 from infra.home import Home
-from infra.vectors import mean_of_unit_rows
+from infra.vectors import Ids, Table, mean_of_unit_rows
 
-Table: TypeAlias = npt.NDArray[np.generic]
-Ids: TypeAlias = npt.NDArray[np.int64]
 Keys: TypeAlias = npt.NDArray[np.object_]
 
 RULES: Final = ("mean", "hash")
@@ -133,10 +131,7 @@ class Joined:
     def take(self, rows: npt.NDArray[np.integer]) -> Joined:
         """Only these scenes."""
         return Joined(
-            left=self.left.take(rows),
-            right=self.right.take(rows),
-            left_only=self.left_only,
-            right_only=self.right_only,
+            left=self.left.take(rows), right=self.right.take(rows), left_only=self.left_only, right_only=self.right_only
         )
 
     @property

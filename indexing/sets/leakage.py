@@ -55,9 +55,7 @@ def leakage(home: Home, sides: Sequence[EmbeddingRecord], scene_keys: Sequence[s
         return Unknown(reason=str(error))
     leaked = frozenset[str]().union(*(one.leaked for one in found.values()))
     return Leakage(
-        leaked=leaked,
-        share=len(leaked) / len(scene_keys),
-        counts={name: one.counts for name, one in found.items()},
+        leaked=leaked, share=len(leaked) / len(scene_keys), counts={name: one.counts for name, one in found.items()}
     )
 
 

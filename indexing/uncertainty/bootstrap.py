@@ -17,14 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from infra.errors import UsageError
-
-Floats: TypeAlias = npt.NDArray[np.float64]
+from infra.vectors import Floats
 
 BLOCK_DRAWS: Final = 1 << 21
 "Indices in memory at once. Part of the result: another block would cut the stream of random numbers elsewhere."

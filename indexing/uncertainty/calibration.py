@@ -14,15 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from infra.errors import UsageError
-
-Ids: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
+from infra.vectors import Ids
 
 SMALLEST_RANGE: Final = 1e-12
 

@@ -11,13 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from indexing.sets.joins import Keys
 from infra import seeds
 from infra.errors import InputError
-
-Ids = npt.NDArray[np.int64]
+from infra.vectors import Ids
 
 
 @dataclass(frozen=True, kw_only=True)

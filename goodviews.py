@@ -781,7 +781,7 @@ def svcca(x: Table, y: Table) -> float:
     """
     from indexing.align import kernels
 
-    return kernels.svcca(*_pair(x, y))
+    return kernels.SVCCA(*_pair(x, y)).value()
 
 
 def fit_rotation(x: Table, y: Table, *, centre: bool = True, unit: bool = False) -> FittedMap:
@@ -827,8 +827,8 @@ def recall_at_k(
     """
     import numpy as np
 
-    from indexing.align.kernels import finite_unit_rows
     from indexing.rotate.retrieval import rank
+    from indexing.scores.tables import finite_unit_rows
 
     if k < 1:
         raise UsageError(f"k is {k}, but must be 1 or more.")

@@ -1,14 +1,12 @@
-"""The job behind `goodviews align`: two embedding sets in, rows of the catalog out.
+"""The job behind `goodviews align`: score two embedding sets, and record the scores in the catalog.
 
-Owns: which sets, layers and scenes are scored; leakage, the paired baseline, the earlier checkpoints of a run; what is kept beside a
-row. Does not own: the numbers (`alignment`), the join (`joins`), the table (`catalog.rows.alignments`).
-Invariant: a baseline and the earlier checkpoints of a run are scored on the scenes and by the config of the score they stand beside.
+Each score stands beside its leakage, the paired difference to a baseline, and the scores of earlier checkpoints of the run.
+Invariant: the baseline and the earlier checkpoints are scored on the same scenes and with the same config.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -28,20 +26,19 @@ from catalog.rows.alignments import (
 )
 from catalog.rows.embeddings import EmbeddingRecord
 from indexing.align.score import AlignConfig, Score, Scored, Side, difference, score_sides, values_of, why_no_interval
-from indexing.scores.records import place_of, plain, trained_on
-from indexing.sets.joins import JoinConfig, Joined, Keys, common_rows, join, scene_vectors
+from indexing.scores.records import columns_of, plain
+from indexing.sets.joins import JoinConfig, Joined, Keys, SceneVectors, common_rows, join, scene_vectors
 from indexing.sets.leakage import Leakage, Unknown, leakage
 from infra import storage
 from infra.errors import GoodviewsError, InputError
 from infra.home import Home
 from infra.models.checkpoints import model_name
 from infra.vectors import Ids
-from infra.version import code_version
 
 _log = logging.getLogger(__name__)
 
 SHOWN_ITEMS: Final = 64
-"Scenes whose neighbours are kept for a page."
+"Scenes whose neighbours are kept for the report."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +57,7 @@ class ScoringConfig:
 
 
 def score_sets(home: Home, config: ScoringConfig) -> list[dict[str, Any]]:
-    """Score, record in the catalog, and give plain objects: a score each, then a difference each with `against`.
+    """Score, record in the catalog, and return plain objects: the scores, then the differences to `against`.
 
     Raises InputError for sets that are not there, do not join, or hold too few common scenes.
     """
@@ -73,35 +70,32 @@ def score_sets(home: Home, config: ScoringConfig) -> list[dict[str, Any]]:
     found = score_sides(*sides, config.align)
     leaked = leakage(home, [left, right], joined.keys_S.tolist())
     beside = {"without_leaked": _without(joined, leaked, config.align), **_earlier_values(home, joined, sides, config)}
-    # The baseline is joined with RIGHT on the same scenes, so that side stays as it is.
-    baseline_scores = (
-        [] if baseline is None else score_sides(Side(other.left.layers, config.align), sides[1], config.align)
-    )
     facts = _Facts(leaked=leaked, wanted=None if config.keys is None else len(read_key_file(config.keys)))
     rows = []
     for place, one in enumerate(found):
         rows.append(_row(joined, one, config, facts, {name: values[place] for name, values in beside.items()}))
-    gaps = (
-        [_difference(a, b, left, baseline, config) for a, b in zip(found, baseline_scores, strict=True)]
-        if baseline
-        else []
-    )
-    named = (baseline.embedding_id, baseline.name) if baseline else ("", "")
-    record_alignments(home, [*rows, *(difference_row(row, named, gap) for row, gap in zip(rows, gaps, strict=False))])
+    gaps, gap_rows = [], []
+    if baseline is not None:
+        # The baseline is joined with RIGHT on the same scenes, so that side stays as it is.
+        scores = score_sides(Side(other.left.layers, config.align), sides[1], config.align)
+        gaps = [_difference(a, b, left, baseline, config) for a, b in zip(found, scores, strict=True)]
+        named = (baseline.embedding_id, baseline.name)
+        gap_rows = [difference_row(row, named, gap) for row, gap in zip(rows, gaps, strict=True)]
+    record_alignments(home, rows + gap_rows)
     _keep_neighbours(home, joined, sides, rows)
     return [*(plain(row) for row in rows), *gaps]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Facts:
-    """What all scores of one call have in common. wanted: scenes that a key file names."""
+    """What all scores of one call have in common. wanted: number of scenes in the key file."""
 
     leaked: Leakage | Unknown
     wanted: int | None
 
 
 def read_key_file(path: str) -> Keys:
-    """Scene keys, one a line, sorted and unique; a key may hold spaces. Raises InputError when it is empty or not text."""
+    """Scene keys, one a line, sorted and unique; a key may hold spaces. Raises InputError for an empty or binary file."""
     try:
         lines = storage.read_bytes(storage.absolute(path)).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -115,41 +109,34 @@ def read_key_file(path: str) -> Keys:
 def _joined(home: Home, left: EmbeddingRecord, right: EmbeddingRecord, config: ScoringConfig) -> Joined:
     searching = config.align.protocol.name == "huh2024"
 
-    def layers(record: EmbeddingRecord, layer: int | None) -> Sequence[int] | None:
-        if layer is not None:
-            return [layer]
-        return record.layers if searching else None
+    def vectors(record: EmbeddingRecord, layer: int | None) -> SceneVectors:
+        every = record.layers if searching else None
+        return scene_vectors(home, record, every if layer is None else [layer], config.join)
 
-    sides = (
-        scene_vectors(home, left, layers(left, config.left_layer), config.join),
-        scene_vectors(home, right, layers(right, config.right_layer), config.join),
-    )
-    joined = join(*sides, least=config.align.k + 2)
+    least = config.align.k + 2
+    joined = join(vectors(left, config.left_layer), vectors(right, config.right_layer), least=least)
     if config.keys is None:
         return joined
     wanted = read_key_file(config.keys)
     rows, _ = common_rows(joined.keys_S, wanted)
-    if len(rows) < config.align.k + 2:
+    if len(rows) < least:
         raise InputError(
-            f"{len(rows):,} of the {len(wanted):,} scenes of {config.keys} are in both sets; a score needs {config.align.k + 2} or more."
+            f"{len(rows):,} of the {len(wanted):,} scenes of {config.keys} are in both sets; a score needs {least} or more."
         )
     return joined.take(rows)
 
 
 def _paired(joined: Joined, other: Joined) -> tuple[Joined, Joined]:
-    """Both on the scenes that all three sets have."""
+    """Both joins, reduced to the scenes that all three sets have."""
     rows, others = common_rows(joined.keys_S, other.keys_S)
     return joined.take(rows), other.take(others)
 
 
 def _without(joined: Joined, leaked: Leakage | Unknown, config: AlignConfig) -> list[float | None]:
     """The scores of the scenes that did not leak, each None when too few are left for it or nothing is known."""
-    nothing: list[float | None] = [None] * len(config.metrics)
-    if isinstance(leaked, Unknown):
-        return nothing
-    kept = np.flatnonzero([key not in leaked.leaked for key in joined.keys_S])
+    kept = np.flatnonzero(leaked.kept(joined.keys_S)) if isinstance(leaked, Leakage) else np.empty(0, np.int64)
     if not len(kept):
-        return nothing
+        return [None] * len(config.metrics)
     rest = joined.take(kept)
     return values_of(Side(rest.left.layers, config), Side(rest.right.layers, config), config)
 
@@ -157,7 +144,7 @@ def _without(joined: Joined, leaked: Leakage | Unknown, config: AlignConfig) -> 
 def _earlier_values(
     home: Home, joined: Joined, sides: tuple[Side, Side], config: ScoringConfig
 ) -> dict[str, list[float | None]]:
-    """The same scores for earlier checkpoints of the run behind the left set, or else the right one: same scenes, same layers."""
+    """The same scores, scenes and layers for earlier checkpoints of the run behind the left set, else the right one."""
     found: dict[str, list[float | None]] = {}
     both = (joined.left, joined.right)
     place = next((i for i, side in enumerate(both) if side.record.run_id is not None), None)
@@ -177,7 +164,7 @@ def _earlier_values(
             ordered = (side, sides[1]) if place == 0 else (sides[0], side)
             found[column] = values_of(*ordered, config.align)
         except GoodviewsError as error:
-            # The score stands without it.
+            # The score is complete without the earlier ones.
             _log.warning("Checkpoint %r of run %s is left out: %s", checkpoint, both[place].record.run_id, error)
     return found
 
@@ -185,7 +172,7 @@ def _earlier_values(
 def earlier_set(
     home: Home, record: EmbeddingRecord, checkpoint: str, layers: Collection[int] = ()
 ) -> EmbeddingRecord | None:
-    """The newest set of that checkpoint of the run that was made as this one and holds these layers; None without any."""
+    """The newest set of that checkpoint that was made like this one and holds these layers; None without any."""
     facts = ("dataset", "version", "split", "observation", "roles", "pooling", "averaging", "max_length")
     alike = [
         other
@@ -200,7 +187,8 @@ def earlier_set(
 def _row(
     joined: Joined, scored: Scored, config: ScoringConfig, facts: _Facts, extra: Mapping[str, float | None]
 ) -> AlignmentRow:
-    found, left, right, leaked = scored.score, joined.left.record, joined.right.record, facts.leaked
+    found, leaked = scored.score, facts.leaked
+    earlier: dict[str, Any] = {column: extra.get(column) for column in CHECKPOINT_COLUMNS}
     not_found = None if facts.wanted is None else facts.wanted - len(joined.keys_S)
     details: dict[str, Any] = {
         "undefined": found.undefined,
@@ -213,16 +201,11 @@ def _row(
         "keys_not_found": not_found,
         "alarms": alarms(found, config, not_found),
     }
-    samples, tokens = trained_on(left, right)
     scored_digest = digest_of(joined.keys_S)
     selection = [found.selection, joined.rule]
     if config.keys is not None:
         selection.append(f"scenes of a key file ({scored_digest})")
     return AlignmentRow(
-        left_id=left.embedding_id,
-        left_name=left.name,
-        right_id=right.embedding_id,
-        right_name=right.name,
         left_layer=found.left_layer,
         right_layer=found.right_layer,
         metric=found.metric,
@@ -238,22 +221,16 @@ def _row(
         ties=found.ties,
         protocol=found.protocol,
         selection="; ".join(selection),
-        leakage=None if isinstance(leaked, Unknown) else leaked.share,
-        untrained_value=extra.get("untrained_value"),
-        first_epoch_value=extra.get("first_epoch_value"),
         seed=config.align.bootstrap.seed,
         scored=scored_digest,
         details=details,
-        code_version=code_version(),
-        created_at=time.time(),
-        samples=samples,
-        tokens=tokens,
-        **place_of(left, right),
+        **columns_of(joined.left.record, joined.right.record, leaked),
+        **earlier,
     )
 
 
 def alarms(found: Score, config: ScoringConfig, keys_not_found: int | None = None) -> list[str]:
-    """Sentences about a score that should not be believed as it stands."""
+    """Reasons to doubt a score, a sentence each."""
     said = []
     if found.ties is not None and found.ties > 0.5:
         said.append(
@@ -288,7 +265,7 @@ def _difference(
 
 
 def _keep_neighbours(home: Home, joined: Joined, sides: tuple[Side, Side], rows: Sequence[AlignmentRow]) -> None:
-    """neighbours.parquet of the mutual k-NN score: scene_key, left, right, for scenes spread evenly over the sorted keys."""
+    """Publish neighbours.parquet of the mutual k-NN score (scene_key, left, right), for scenes spread over the keys."""
     for row in rows:
         if row.metric != "mutual_knn" or row.k is None:
             continue

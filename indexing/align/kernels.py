@@ -1,15 +1,14 @@
-"""How alike two spaces are by their linear kernels: CKA, unbiased CKA, CKNNA, and SVCCA.
+"""Metrics of linear kernels: CKA, unbiased CKA, CKNNA, and SVCCA.
 
-Owns: these formulas, their value after a permutation of the items, and their value under item weights (for the bootstrap).
-Does not own: neighbours (`indexing.align.neighbours`), layers, chance, intervals.
-Invariant: no N x N matrix is ever whole in memory. The D x D forms are equal to the kernel forms of the sources, term by term.
+Each has a value under a permutation of the items (for chance) and under weights of the items (for the bootstrap).
+Invariant: no N x N matrix is ever whole in memory; the D x D forms equal the kernel forms of the sources, term by term.
 
-Features are unit rows (a zero row stays zero) and, as in the public reference, not centred: HSIC centres the kernels. For
-the numbers it makes no difference to centre the features as well, since both HSIC estimators drop every term f(i) + f(j)
-of a kernel; it is done here because the sums then cancel before they are rounded.
+Features are unit rows (a zero row stays zero). The public reference does not centre them, since HSIC centres the kernels.
+Here they are centred as well: both HSIC estimators drop every term f(i) + f(j) of a kernel, so the numbers stay the same,
+and the sums cancel before they are rounded.
 
-Sources: CKA, Kornblith et al. 2019; unbiased HSIC, Song et al. 2012 (equation 5); CKNNA, Huh et al. 2024 (arXiv 2405.07987);
-SVCCA, Raghu et al. 2017. The 1e-6 under every fraction is the reference's.
+Sources: CKA, Kornblith et al. 2019; unbiased HSIC, Song et al. 2012 (equation 5); CKNNA, Huh et al. 2024 (arXiv
+2405.07987); SVCCA, Raghu et al. 2017. The 1e-6 in every denominator is that of the reference.
 Legend: N items, D and E dims, B weightings, K(i, j) = x_i . x_j, L(i, j) = y_i . y_j; K~ is K with a zero diagonal.
 """
 
@@ -22,21 +21,12 @@ import scipy.linalg
 import scipy.sparse
 
 from indexing.align.neighbours import NeighbourLists
-from indexing.scores.tables import check_finite
+from indexing.scores.tables import finite_unit_rows, tiles_of
 from infra.errors import InputError
-from infra.vectors import Floats, Ids, Table, unit_rows
+from infra.vectors import Floats, Ids, Table
 
 EPSILON: Final = 1e-6
 SVCCA_DIMS: Final = 10
-TILE_CELLS: Final = 1 << 23
-"Kernel cells in memory at once: 64 MiB of float64."
-
-
-def finite_unit_rows(x_ND: Table) -> Floats:
-    """`infra.vectors.unit_rows` of rows that are checked: raises InputError for NaN and infinities."""
-    x = np.asarray(x_ND, np.float64)
-    check_finite(x)
-    return unit_rows(x)
 
 
 class Kernel(Protocol):
@@ -54,8 +44,8 @@ class Kernel(Protocol):
 class CKA:
     """Linear centred kernel alignment, HSIC(K, L) / (sqrt(HSIC(K, K) HSIC(L, L)) + 1e-6).
 
-    Biased: HSIC = tr(K H L H) = |Xc' Yc|_F^2 with centred columns. Unbiased: HSIC = [tr(K~ L~) + sum(K~) sum(L~) / ((N-1)(N-2))
-    - 2 / (N-2) 1' K~ L~ 1] / (N (N-3)). The biased value of independent tables is not 0 but grows with D / N.
+    Biased: HSIC = tr(K H L H) = |Xc' Yc|_F^2 with centred columns; of independent tables it is not 0 but grows with D / N.
+    Unbiased: HSIC = [tr(K~ L~) + sum(K~) sum(L~) / ((N-1)(N-2)) - 2 / (N-2) 1' K~ L~ 1] / (N (N-3)).
     """
 
     def __init__(self, x_ND: Table, y_NE: Table, *, unbiased: bool) -> None:
@@ -65,7 +55,6 @@ class CKA:
         self._own = np.sqrt(max(0.0, self._hsic(self._x_ND, self._x_ND) * self._hsic(self._y_NE, self._y_NE)))
 
     def value(self, order_N: Ids | None = None) -> float:
-        """See `Kernel.value`."""
         y_NE = self._y_NE if order_N is None else self._y_NE[order_N]
         return float(self._hsic(self._x_ND, y_NE) / (self._own + EPSILON))
 
@@ -83,13 +72,12 @@ class CKA:
     def weighted(self, weights_NB: Floats) -> Floats:
         """See `Kernel.weighted`; O(N^2 (D + E + B)) time in tiles of rows.
 
-        Copies of an item are no pair of items: their kernel stays out of the unbiased sums and enters the biased ones once a
-        copy, as a diagonal. Counted as pairs they would raise every draw, and the interval would miss its own value.
+        Two copies of one item are not a pair of items: their kernel stays out of the unbiased sums, and enters the biased
+        ones once a copy, as a diagonal. As pairs they would raise every draw, and the interval would miss its own value.
         """
         n, b = weights_NB.shape
         products, crossed, totals = np.zeros((3, b)), np.zeros((3, b)), np.zeros((2, b))
-        for start in range(0, n, step := max(1, TILE_CELLS // n)):
-            tile = slice(start, min(n, start + step))
+        for tile in tiles_of(n, n):
             own_RB, sums, kernels, diagonals = weights_NB[tile], [], [], []
             for x in (self._x_ND, self._y_NE):
                 kernel = x[tile] @ x.T
@@ -114,9 +102,9 @@ class CKA:
 class CKNNA:
     """CKA restricted to pairs that are neighbours in both spaces: a(K, L) / (sqrt(a(K, K) a(L, L)) + 1e-6).
 
-    a(K, L) is the unbiased HSIC of M o K and M o L, where M(i, j) = 1 if j is among the K nearest neighbours of i in both; in
-    a(K, K) the mask is that of one space. M is not symmetric, and tr(K~ L~) then counts mutual pairs only, as the reference
-    does. Masked kernels have at most N * K entries, so this needs O(N K) memory and not N^2. NaN when a(K, K) a(L, L) < 0.
+    a(K, L) is the unbiased HSIC of M o K and M o L, where M(i, j) = 1 if j is among the K nearest neighbours of i in both;
+    in a(K, K) the mask is that of one space. M is not symmetric, so tr(K~ L~) counts mutual pairs only, as the reference
+    does. Masked kernels have at most N * K entries, so they are sparse. NaN when a(K, K) a(L, L) < 0.
     """
 
     def __init__(self, x_ND: Table, y_NE: Table, lists: tuple[NeighbourLists, NeighbourLists]) -> None:
@@ -124,12 +112,11 @@ class CKNNA:
         if lists[0].ids_NK.shape[1] < 2:
             raise InputError("CKNNA compares pairs of neighbours, so k must be at least 2.")
         self._kernels = [_masked(finite_unit_rows(t), found) for t, found in zip((x_ND, y_NE), lists, strict=True)]
-        # Ties on both sides count for nothing, as in `indexing.align.neighbours`.
+        # Ties on both sides do not count, as in `indexing.align.neighbours`.
         self._tied = [_sparse(found, found.tied_NK.astype(np.float64)) for found in lists]
         self._own = self._alpha(self._kernels[0], self._kernels[0]) * self._alpha(self._kernels[1], self._kernels[1])
 
     def value(self, order_N: Ids | None = None) -> float:
-        """See `Kernel.value`."""
         if self._own < 0:
             return float("nan")
         return float(self._alpha(*self._shared(order_N)) / (np.sqrt(self._own) + EPSILON))
@@ -144,8 +131,7 @@ class CKNNA:
 
     @staticmethod
     def _alpha(k: scipy.sparse.csr_array, l: scipy.sparse.csr_array) -> float:
-        ones = np.ones((k.shape[0], 1))
-        return float(_weighted_alpha(k, l, ones)[0])
+        return float(_weighted_alpha(k, l, np.ones((k.shape[0], 1)))[0])
 
     def weighted(self, weights_NB: Floats) -> Floats:
         """See `Kernel.weighted`; neighbours stay as they are, and copies of an item are not each other's neighbours."""
@@ -160,8 +146,8 @@ class SVCCA:
     """Mean canonical correlation of the first 10 left singular vectors of both standardised tables.
 
     Columns are centred and divided by their standard deviation (N - 1) + 1e-8. The reference takes a randomised SVD and an
-    iterative CCA; this is what both converge to: the singular values of U' V, exact and the same on every run. Fewer than
-    10 dims are used where a table has a lower rank; 0 when one of them is constant.
+    iterative CCA; both converge to the singular values of U' V, which are computed here, the same on every run. A table of
+    a lower rank uses fewer than 10 dims; a constant table scores 0.
     """
 
     def __init__(self, x_ND: Table, y_NE: Table) -> None:
@@ -170,7 +156,6 @@ class SVCCA:
         self._u_NC, self._v_NC = _leading(self._x_ND), _leading(self._y_NE)
 
     def value(self, order_N: Ids | None = None) -> float:
-        """See `Kernel.value`."""
         return _correlation(self._u_NC, self._v_NC if order_N is None else self._v_NC[order_N])
 
     def weighted(self, weights_NB: Floats) -> Floats:
@@ -180,21 +165,6 @@ class SVCCA:
             rows = np.repeat(np.arange(len(weights_NB)), weights_NB[:, b].astype(np.int64))
             out[b] = _correlation(_leading(self._x_ND[rows]), _leading(self._y_NE[rows]))
         return out
-
-
-def cka(x_ND: Table, y_NE: Table) -> float:
-    """See `CKA`; biased, in [0, 1]."""
-    return CKA(x_ND, y_NE, unbiased=False).value()
-
-
-def unbiased_cka(x_ND: Table, y_NE: Table) -> float:
-    """See `CKA`; 0 on average for independent tables, so it may be negative."""
-    return CKA(x_ND, y_NE, unbiased=True).value()
-
-
-def svcca(x_ND: Table, y_NE: Table) -> float:
-    """See `SVCCA`; in [0, 1]."""
-    return SVCCA(x_ND, y_NE).value()
 
 
 def _check_items(n: int, least: int) -> None:
@@ -207,15 +177,11 @@ def _centred(x_ND: Floats) -> Floats:
 
 
 def _cross_square(x_ND: Floats, y_NE: Floats) -> float:
-    """|X' Y|_F^2 = sum_ij K_ij L_ij, by whichever of the D x E and the tiled N x N form is cheaper."""
+    """|X' Y|_F^2 = sum_ij K_ij L_ij, by the cheaper of two forms: D x E, or N x N in tiles."""
     n, d, e = len(x_ND), x_ND.shape[1], y_NE.shape[1]
     if d * e <= n * (d + e):
         return float(np.square(x_ND.T @ y_NE).sum())
-    total = 0.0
-    for start in range(0, n, step := max(1, TILE_CELLS // n)):
-        rows = slice(start, start + step)
-        total += float(np.vdot(x_ND[rows] @ x_ND.T, y_NE[rows] @ y_NE.T))
-    return total
+    return sum(float(np.vdot(x_ND[rows] @ x_ND.T, y_NE[rows] @ y_NE.T)) for rows in tiles_of(n, n))
 
 
 def _sparse(lists: NeighbourLists, values_NK: Floats) -> scipy.sparse.csr_array:
@@ -228,6 +194,7 @@ def _sparse(lists: NeighbourLists, values_NK: Floats) -> scipy.sparse.csr_array:
 def _masked(x_ND: Floats, lists: NeighbourLists) -> scipy.sparse.csr_array:
     n, k = lists.ids_NK.shape
     values_NK = np.empty((n, k))
+    # One neighbour at a time: all at once would gather N * K * D values.
     for place in range(k):
         values_NK[:, place] = np.einsum("nd,nd->n", x_ND, x_ND[lists.ids_NK[:, place]])
     return _sparse(lists, values_NK)
@@ -253,6 +220,7 @@ def _leading(x_ND: Floats) -> Floats:
     x /= x.std(axis=0, ddof=1) + 1e-8
     n, d = x.shape
     most = min(SVCCA_DIMS, n, d)
+    # The smaller of the two Gram matrices has the same eigenvalues, the squares of the singular values.
     gram = x.T @ x if d <= n else x @ x.T
     squares, vectors = scipy.linalg.eigh(gram, subset_by_index=[len(gram) - most, len(gram) - 1])
     kept = squares > max(squares[-1], 1e-12) * 1e-10

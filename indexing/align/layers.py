@@ -1,13 +1,13 @@
-"""Protocols: what is done to the layers of both encoders before one number is read off.
+"""Protocols: how the layers of both encoders are prepared, and which pair of them is scored.
 
-Owns: `plain` (one layer each, as it is) and `huh2024` (outliers clamped, the best of all pairs of layers), and the sentence
-that says which was used. Does not own: any metric. Invariant: clamping and layer search happen here and nowhere else.
+`plain` compares one layer each, as it is; `huh2024` clamps outliers and takes the best of all pairs of layers.
+Invariant: clamping and layer search happen here and nowhere else.
 
-`huh2024` is the procedure of the public platonic-rep code: over the whole table of all layers, absolute values are cut at the
-95th percentile; each layer is then normalised, and the score is the largest over all pairs of layers, from 0 upward. A
-maximum over many pairs is above the score of a pair chosen beforehand, by chance alone; only its calibrated value takes
-that into account. For pictures the public code compares the outputs of blocks 1 to L before the final norm (timm); sets of
-`goodviews embed` hold the last layer behind it, and under the pooling cls no layer 0 either.
+`huh2024` is the procedure of the public platonic-rep code: absolute values are cut at the 95th percentile of all layers
+together, each layer is normalised, and the score is the largest over all pairs of layers, and at least 0. By chance alone
+a maximum over many pairs exceeds the score of a pair chosen beforehand; only its calibrated value accounts for that. For
+pictures the public code compares the outputs of blocks 1 to L before the final norm (timm); sets of `goodviews embed` hold
+the last layer after that norm, and under the pooling cls no layer 0 either.
 
 Source: Huh et al. 2024 (arXiv 2405.07987) and their public code. N items, L layers, D dims.
 """
@@ -37,7 +37,7 @@ class ProtocolConfig:
     name: str = "plain"
     "plain or huh2024."
     exact_quantile: bool = False
-    "huh2024: the element at place int(.95 * number) of all sorted absolute values; else the mean over items of each item's quantile."
+    "huh2024: the element at place int(.95 * number) of all sorted absolute values; else the mean of the items' quantiles."
 
     def __post_init__(self) -> None:
         if self.name not in PROTOCOLS:
@@ -47,7 +47,7 @@ class ProtocolConfig:
 
     @property
     def selection(self) -> str:
-        """What was searched, for the row of a score."""
+        """How the layers of a score were chosen, for its row."""
         if self.name == "plain":
             return "one pair of layers, chosen beforehand"
         kind = "exact" if self.exact_quantile else "mean over items"
@@ -65,7 +65,7 @@ def prepare(layers: Layers, config: ProtocolConfig) -> Layers:
 
 
 def clamp_bound(layers: Layers, *, exact: bool) -> np.float32:
-    """The absolute value beyond which an entry counts as an outlier, over all N x L x D entries, in float32."""
+    """The absolute value above which an entry is an outlier, over all N x L x D entries, in float32."""
     stacked_NLD = np.stack([np.abs(np.asarray(x, np.float32)) for x in layers.values()], axis=1)
     if exact:
         place = int(QUANTILE * stacked_NLD.size)
@@ -75,14 +75,14 @@ def clamp_bound(layers: Layers, *, exact: bool) -> np.float32:
 
 
 def best_pair(scores: Mapping[tuple[int, int], float], config: ProtocolConfig) -> tuple[float, tuple[int, int]]:
-    """The score that stands for the grid of layer pairs, and its pair.
+    """The score of a grid of layer pairs, and its pair.
 
-    plain: the only one. huh2024: the first largest, in the order given; a grid without a positive score gives 0 (a NaN is
-    never the best) and its first pair.
+    plain: the only one. huh2024: the first largest; a grid without a positive score gives 0 and its first pair.
     """
     if config.name == "plain":
         ((pair, value),) = scores.items()
         return value, pair
+    # Strictly greater: a NaN is never the best, and of equal scores the first one is.
     best, chosen = 0.0, next(iter(scores))
     for pair, value in scores.items():
         if value > best:

@@ -1,13 +1,11 @@
-"""How alike two spaces are by who is whose neighbour: mutual, cycle, LCS and edit-distance k-NN.
+"""Metrics of neighbour lists: mutual, cycle, LCS and edit-distance k-NN.
 
-Owns: neighbour lists with their ties, and the share that each item adds to a score. Does not own: the search itself
-(`indexing.search.knn`), kernels (`indexing.align.kernels`), layers, chance, intervals.
-Invariant: a score is the mean of its contributions, and a contribution depends on neighbour lists alone, so all of them are
-unmoved by rotation and scale of either space.
+Invariant: a score is the mean of its contributions, and a contribution depends on neighbour lists alone, so rotation and
+scale of either space change none of these scores.
 
-Ties go against the score: where the k-th and the (k+1)-th score of an item are equal on *both* sides, the neighbours in
-those ties were chosen by row number on both sides and would agree for no other reason. Such an agreement does not count.
-So two collapsed encoders score 0 and not 1, and one collapsed encoder scores what its row numbers happen to hit.
+Ties go against the score. Where the k-th and the (k+1)-th score of an item are equal on *both* sides, row numbers chose
+the neighbours in those ties on both sides, and an agreement among them does not count. So two collapsed encoders score 0
+and not 1; one collapsed encoder scores the agreement of the other with row numbers.
 
 Formulas: Huh et al. 2024 (arXiv 2405.07987). N items, K neighbours each, -1 where an item has none.
 """
@@ -20,13 +18,13 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from indexing.scores.tables import check_rows
+from indexing.scores.tables import check_rows, tiles_of
 from indexing.search.knn import exact_knn
 from infra.errors import InputError
 from infra.vectors import Floats, Ids, Mask, Table
 
 BLOCK_CELLS: Final = 1 << 24
-"Comparisons of one block; keeps temporaries in tens of megabytes for any N and K."
+"Comparisons of one block, which keeps temporaries in tens of megabytes for any N and K."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +32,7 @@ class NeighbourLists:
     """The K nearest neighbours of each of N items, nearest first.
 
     ids_NK: -1 where there is none. tied_NK: whether the neighbour belongs to a tie that the K-th place cuts through.
-    n_undefined: items without any (zero rows). tie_rate: share of items with such a tie.
+    n_undefined: items without any (zero rows).
     """
 
     ids_NK: Ids
@@ -43,7 +41,7 @@ class NeighbourLists:
 
     @property
     def tie_rate(self) -> float:
-        """Share of the items whose list a tie at the K-th place made arbitrary."""
+        """Share of the items whose list is arbitrary because of a tie at the K-th place."""
         return float(self.tied_NK.any(axis=1).mean())
 
     def permuted(self, order_N: Ids) -> NeighbourLists:
@@ -51,6 +49,7 @@ class NeighbourLists:
 
         Relabelling costs N * K; the search is not repeated. A tie keeps the choice that was made.
         """
+        # The last place maps -1, no neighbour, to itself.
         places = np.empty(len(order_N) + 1, np.int64)
         places[order_N] = np.arange(len(order_N))
         places[-1] = -1
@@ -62,13 +61,13 @@ class NeighbourLists:
 def neighbour_lists(x_ND: Table, *, k: int) -> NeighbourLists:
     """Exact cosine neighbours of each row among the others.
 
-    Raises InputError when k is not in 1 to N - 2 (from N - 1 on every list holds everybody and agreement says nothing), and
-    for rows that hold NaN or an infinity.
+    Raises InputError when k is not in 1 to N - 2, and for rows that hold NaN or an infinity.
     """
     n = len(x_ND)
     if not 1 <= k <= n - 2:
         raise InputError(
-            f"k is {k} for {n:,} items; with k >= n - 1 every list holds every item, so agreement says nothing. Use k from 1 to n - 2, or more items."
+            f"k is {k} for {n:,} items; with k >= n - 1 every list holds every item, so agreement says nothing. "
+            "Use k from 1 to n - 2, or more items."
         )
     # One place more than asked for shows where the list ends inside a tie.
     found = exact_knn(x_ND, k=k + 1)
@@ -87,16 +86,16 @@ def mutual_shares(a: NeighbourLists, b: NeighbourLists) -> Floats:
     """
     k = a.ids_NK.shape[1]
     out_N = np.empty(len(a.ids_NK))
-    for rows in _blocks(len(out_N), k * k):
+    for rows in tiles_of(len(out_N), k * k, BLOCK_CELLS):
         out_N[rows] = _equal(a, b, rows).sum(axis=(1, 2)) / k
     return out_N
 
 
 def cycle_hits(a: NeighbourLists, b: NeighbourLists) -> Floats:
-    """1 where the way back leads home (N,): i is a neighbour in A of some neighbour that i has in B."""
+    """1 where item i is a neighbour in A of one of its neighbours in B, else 0 (N,)."""
     n, k = b.ids_NK.shape
     out_N = np.empty(n)
-    for rows in _blocks(n, k * k):
+    for rows in tiles_of(n, k * k, BLOCK_CELLS):
         via_RK = b.ids_NK[rows]
         home_RKK = a.ids_NK[via_RK] == np.arange(n)[rows, None, None]
         home_RKK &= (via_RK >= 0)[:, :, None]
@@ -109,7 +108,8 @@ def lcs_lengths(a: NeighbourLists, b: NeighbourLists) -> Floats:
     """Length of the longest common subsequence of each item's two ordered lists (N,), 0 to K; not divided by K."""
     n, k = a.ids_NK.shape
     out_N = np.empty(n)
-    for rows in _blocks(n, k * k):
+    # The usual dynamic programme, a row of its table at a time, for all items of a block at once.
+    for rows in tiles_of(n, k * k, BLOCK_CELLS):
         equal_RKK = _equal(a, b, rows)
         above = np.zeros((len(equal_RKK), k + 1), np.int64)
         for i in range(k):
@@ -126,7 +126,7 @@ def edit_similarities(a: NeighbourLists, b: NeighbourLists) -> Floats:
     """1 - d / K of each item (N,), d the Levenshtein distance of its two ordered lists; 0 to 1."""
     n, k = a.ids_NK.shape
     out_N = np.empty(n)
-    for rows in _blocks(n, k * k):
+    for rows in tiles_of(n, k * k, BLOCK_CELLS):
         equal_RKK = _equal(a, b, rows)
         above = np.tile(np.arange(k + 1), (len(equal_RKK), 1))
         for i in range(k):
@@ -146,15 +146,14 @@ NEIGHBOUR_METRICS: Final[dict[str, Contributions]] = {
     "lcs_knn": lcs_lengths,
     "edit_distance_knn": edit_similarities,
 }
-"""By the names of the public reference. `cycle_knn` alone depends on which space is the first."""
+"""By the names of the public reference. Only `cycle_knn` depends on which space is the first."""
 
 
 def mutual_knn(x_ND: Table, y_NE: Table, *, k: int) -> float:
     """Mean share of k nearest neighbours that two embedding tables give the same items.
 
-    x_ND, y_NE: row i is one item in both; cosine, self excluded, canonical order (score, lower row).
-    Returns a value in [0, 1]; independent tables score k / (N - 1) on average. A zero row has no neighbours and adds 0.
-    Raises InputError if N differs or k >= N - 1.
+    x_ND, y_NE: row i is one item in both. Returns a value in [0, 1]; independent tables score k / (N - 1) on average. A
+    zero row has no neighbours and adds 0. Raises InputError if N differs or k >= N - 1.
     Source: Huh et al. 2024, arXiv 2405.07987. No layer search and no clipping here: see `indexing.align.layers`.
     """
     check_rows(x_ND, y_NE)
@@ -162,13 +161,8 @@ def mutual_knn(x_ND: Table, y_NE: Table, *, k: int) -> float:
 
 
 def _equal(a: NeighbourLists, b: NeighbourLists, rows: slice) -> Mask:
-    """(R, K, K): whether place p of A and place q of B name one item, and not by a tie on both sides."""
+    """Whether place p of A and place q of B name one item, and not by a tie on both sides (R, K, K)."""
     a_RK, b_RK = a.ids_NK[rows], b.ids_NK[rows]
     equal_RKK: Mask = (a_RK[:, :, None] == b_RK[:, None, :]) & (a_RK >= 0)[:, :, None]
     equal_RKK &= ~(a.tied_NK[rows][:, :, None] & b.tied_NK[rows][:, None, :])
     return equal_RKK
-
-
-def _blocks(n: int, cells_a_row: int) -> list[slice]:
-    step = max(1, BLOCK_CELLS // cells_a_row)
-    return [slice(start, min(n, start + step)) for start in range(0, n, step)]

@@ -1,16 +1,15 @@
-"""One score of one pair of encoders, with everything that it needs beside it to be read.
+"""Scores of two encoders by each metric, with chance, calibration, ties and interval.
 
-Owns: which metrics there are, and the way from joined tables to a score with chance, calibration, ties and interval. Does not
-own: the formulas (`metrics`, `kernels`), protocols (`layers`), joining and recording (`scoring`).
 Invariant: value, chance and interval belong to the same items, the same pair of layers and the same metric.
 
-Intervals: metrics over neighbours draw the items' contributions again. CKA, unbiased CKA and CKNNA weigh the items in the
-formula itself, SVCCA is computed anew and its draws are centred on the value; as that costs more, they take fewer draws
-(`Score.draws`), and CKA of very many items takes none (`why_no_interval`). Under `huh2024` the pair of layers stays the chosen one. N items.
+Intervals: metrics of neighbours resample the contributions of the items. CKA, unbiased CKA and CKNNA weigh the items in
+the formula itself. SVCCA is computed anew, and its draws are centred on the value. Kernels cost more, so they take fewer
+draws (`Score.draws`), and CKA of very many items takes none (`why_no_interval`). Under `huh2024` all draws are of the
+chosen pair of layers. N items.
 
-Coverage of 95 % intervals, measured over 400 worlds of 200 items (tests/experiments/interval_coverage.py): R@1 .97, CKA .96,
-unbiased CKA .96, CKNNA 1.00 (too wide), cycle .93, edit .91, LCS .87, mutual k-NN .84: with neighbours held fixed, the
-noise that an item adds to the lists of others is left out, and an interval of mutual k-NN is a quarter too narrow.
+Coverage of 95 % intervals, measured over 400 worlds of 200 items (tests/experiments/interval_coverage.py): R@1 .97, CKA
+.96, unbiased CKA .96, CKNNA 1.00 (too wide), cycle .93, edit .91, LCS .87, mutual k-NN .84. Neighbours are held fixed, so
+the noise that an item adds to the lists of others is left out; an interval of mutual k-NN is a quarter too narrow.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ METRICS: Final = (*NEIGHBOUR_METRICS, *KERNEL_METRICS)
 
 KERNEL_DRAWS: Final = 1_000
 COSTLY_DRAWS: Final = 200
-"Of SVCCA, and of kernels from this many items on:"
+"Most draws of SVCCA, and of a kernel over COSTLY_ITEMS or more items."
 COSTLY_ITEMS: Final = 5_000
 MOST_PAIRED_ITEMS: Final = 100_000
-"A draw of CKA weighs all pairs of items: beyond this many there is no interval."
+"Above this many items CKA has no interval, since a draw weighs all pairs of them."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +65,12 @@ class AlignConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A value of one metric and what belongs to it.
+    """The value of one metric, with its interval, chance, ties and pair of layers.
 
-    chance: what independent spaces score; k / (N - 1) for mutual k-NN of one pair of layers, else the mean of the shuffled
-    scores (under huh2024: of their maxima), None without any. ties: share of items whose list ends inside a tie, the larger of both sides; None where no neighbours are looked for. undefined: items
-    whose vector is zero on a side. draws: bootstrap draws behind low and high.
+    chance: score of independent spaces; k / (N - 1) for mutual k-NN of one pair of layers, else the mean of the shuffled
+    scores (under huh2024: of their maxima), None without any. ties: share of items whose list ends inside a tie, the larger
+    of both sides; None for a metric without neighbours. undefined: items whose vector is zero on a side. draws: bootstrap
+    draws behind low and high.
     """
 
     metric: str
@@ -94,7 +94,7 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """A score, and what a paired difference needs: contributions (N,), or values under the drawn items (B,)."""
+    """A score, and the contributions (N,) or the values under the drawn items (B,) that a paired difference needs."""
 
     score: Score
     contributions_N: Floats | None
@@ -102,7 +102,7 @@ class Scored:
 
 
 class Side:
-    """One encoder's layers, prepared; neighbour lists are searched once a layer."""
+    """The prepared layers of one encoder; neighbours are searched once a layer."""
 
     def __init__(self, layers: Layers, config: AlignConfig) -> None:
         self.layers = prepare(layers, config.protocol)
@@ -119,26 +119,21 @@ class Side:
         return self._lists[layer]
 
 
-def score(left: Layers, right: Layers, config: AlignConfig) -> list[Scored]:
-    """The metrics of `config` between two encoders, in its order.
-
-    left, right: number of a layer -> rows (N, D); row i is one item on both sides. Raises InputError when the sides differ
-    in N, for too few items, and for rows that hold NaN or an infinity.
-    """
-    return score_sides(Side(left, config), Side(right, config), config)
-
-
 def score_sides(left: Side, right: Side, config: AlignConfig) -> list[Scored]:
-    """`score` of sides that may be scored again with others: their neighbours are searched once."""
+    """The metrics of `config` between two encoders, in its order; row i is one item on both sides.
+
+    Raises InputError when the sides differ in N, for too few items, and for rows that hold NaN or an infinity.
+    """
     if left.n != right.n:
         raise InputError(
-            f"The left side has {left.n:,} items and the right {right.n:,}; row i must be the same item on both. Join them by key first."
+            f"The left side has {left.n:,} items and the right {right.n:,}; row i must be the same item on both. "
+            "Join them by key first."
         )
     return [_score(metric, left, right, config) for metric in config.metrics]
 
 
 def values_of(left: Side, right: Side, config: AlignConfig) -> list[float | None]:
-    """Values alone, without intervals and permutations; None for a metric that these items are too few for."""
+    """Values alone, without intervals and permutations; None for a metric that needs more items."""
     bare = dataclasses.replace(
         config,
         bootstrap=dataclasses.replace(config.bootstrap, draws=0),
@@ -160,15 +155,18 @@ def permuted_values(metric: str, x_ND: Table, y_NE: Table, *, k: int) -> Callabl
     Neighbours are searched once. Raises UsageError for an unknown metric, InputError for too few items.
     """
     config = AlignConfig(metrics=(metric,), k=k)
-    grid = _Grid(metric, Side({0: x_ND}, config), Side({0: y_NE}, config))
-    return lambda order_N: grid.values(order_N)[0, 0]
+    grid = _Grid(metric, Side({0: x_ND}, config), Side({0: y_NE}, config), config.protocol)
+    return lambda order_N: grid.best(order_N)[0]
 
 
 def why_no_interval(metric: str, n: int) -> str | None:
-    """The sentence for a metric that takes no draws over so many items; None where it does."""
+    """Why a metric takes no bootstrap draws over n items; None where it takes them."""
     if metric not in PAIRED_METRICS or n <= MOST_PAIRED_ITEMS:
         return None
-    return f"{metric} over {n:,} items has no interval, since every draw would weigh every pair of them; score {MOST_PAIRED_ITEMS:,} or fewer (--keys) for one"
+    return (
+        f"{metric} over {n:,} items has no interval, since every draw would weigh every pair of them; "
+        f"score {MOST_PAIRED_ITEMS:,} or fewer (--keys) for one"
+    )
 
 
 def difference(left: Scored, right: Scored, config: AlignConfig) -> Interval:
@@ -179,7 +177,8 @@ def difference(left: Scored, right: Scored, config: AlignConfig) -> Interval:
     a, b = left.score, right.score
     if (a.metric, a.n, a.k, a.protocol) != (b.metric, b.n, b.k, b.protocol):
         raise InputError(
-            f"{a.metric} over {a.n:,} items and {b.metric} over {b.n:,} are not paired, so their difference has no interval. Score both on the same items."
+            f"{a.metric} over {a.n:,} items and {b.metric} over {b.n:,} are not paired, so their difference has no "
+            "interval. Score both on the same items."
         )
     if left.contributions_N is not None and right.contributions_N is not None:
         return bootstrap.difference_interval(left.contributions_N, right.contributions_N, config.bootstrap)
@@ -189,28 +188,23 @@ def difference(left: Scored, right: Scored, config: AlignConfig) -> Interval:
 
 
 def _score(metric: str, left: Side, right: Side, config: AlignConfig) -> Scored:
-    grid = _Grid(metric, left, right)
-    value, pair = best_pair(grid.values(None), config.protocol)
+    grid = _Grid(metric, left, right, config.protocol)
+    value, pair = grid.best(None)
     largest = float(config.k) if metric == "lcs_knn" else 1.0
-    calibration = calibrate(
-        value,
-        lambda order: best_pair(grid.values(order), config.protocol)[0],
-        left.n,
-        config.calibration,
-        largest=largest,
-    )
+    # A shuffled score is the best of all pairs of layers too, so that a maximum is compared with maxima.
+    calibration = calibrate(value, lambda order: grid.best(order)[0], left.n, config.calibration, largest=largest)
+    contributions_N, draws_B, drawing = None, None, config.bootstrap
     if metric in NEIGHBOUR_METRICS:
-        contributions_N, draws_B = grid.contributions(pair), None
-        interval, draws = bootstrap.mean_interval(contributions_N, config.bootstrap), config.bootstrap.draws
+        contributions_N = grid.contributions(pair)
+        interval = bootstrap.mean_interval(contributions_N, drawing)
     else:
-        fewer = _fewer(metric, left.n, config.bootstrap)
+        drawing = _fewer(metric, left.n, drawing)
         is_paired = metric in PAIRED_METRICS
-        draws_B = bootstrap.weighted_values(grid.kernel(pair).weighted, left.n, fewer, at_once=is_paired)
-        contributions_N = None
-        if metric == "svcca":
-            # Copies of an item correlate with themselves, which raises every draw; the spread is what is wanted.
-            draws_B += value - draws_B.mean() if len(draws_B) else 0
-        interval, draws = bootstrap.interval_of(value, draws_B, fewer), fewer.draws
+        draws_B = bootstrap.weighted_values(grid.kernel(pair).weighted, left.n, drawing, at_once=is_paired)
+        if metric == "svcca" and len(draws_B):
+            # Copies of an item correlate with themselves, which raises every draw; only the spread is right.
+            draws_B += value - draws_B.mean()
+        interval = bootstrap.interval_of(value, draws_B, drawing)
     with_lists = metric in NEIGHBOUR_METRICS or metric == "cknna"
     found = Score(
         metric=metric,
@@ -225,7 +219,7 @@ def _score(metric: str, left: Side, right: Side, config: AlignConfig) -> Scored:
         n=left.n,
         ties=max(left.lists(pair[0]).tie_rate, right.lists(pair[1]).tie_rate) if with_lists else None,
         undefined=max(left.undefined, right.undefined),
-        draws=draws if interval.low is not None else 0,
+        draws=drawing.draws if interval.low is not None else 0,
         left_layer=pair[0],
         right_layer=pair[1],
         protocol=config.protocol.name,
@@ -246,9 +240,13 @@ def _chance(
 class _Grid:
     """One metric over all pairs of layers."""
 
-    def __init__(self, metric: str, left: Side, right: Side) -> None:
-        self._metric, self._left, self._right = metric, left, right
+    def __init__(self, metric: str, left: Side, right: Side, protocol: ProtocolConfig) -> None:
+        self._metric, self._left, self._right, self._protocol = metric, left, right, protocol
         self._pairs = [(i, j) for i in left.layers for j in right.layers]
+
+    def best(self, order_N: Ids | None) -> tuple[float, tuple[int, int]]:
+        """The score that the protocol takes, and its pair of layers."""
+        return best_pair(self.values(order_N), self._protocol)
 
     def values(self, order_N: Ids | None) -> Mapping[tuple[int, int], float]:
         """The metric of each pair, with the items of the right side in this order."""
@@ -261,12 +259,12 @@ class _Grid:
         return {(i, j): float(contribute(self._left.lists(i), rights[j]).mean()) for i, j in self._pairs}
 
     def contributions(self, pair: tuple[int, int]) -> Floats:
-        """What each item adds (N,)."""
+        """The contribution of each item (N,)."""
         return NEIGHBOUR_METRICS[self._metric](self._left.lists(pair[0]), self._right.lists(pair[1]))
 
     @functools.cache  # noqa: B019  a grid lives as long as the scoring of one metric
     def kernel(self, pair: tuple[int, int]) -> Kernel:
-        """The kernel metric of one pair of layers."""
+        """The kernel metric of one pair of layers, whose decompositions all permutations share."""
         x_ND, y_NE = self._left.layers[pair[0]], self._right.layers[pair[1]]
         if self._metric == "cknna":
             return CKNNA(x_ND, y_NE, (self._left.lists(pair[0]), self._right.lists(pair[1])))

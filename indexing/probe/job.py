@@ -1,6 +1,5 @@
-"""The job behind `goodviews probe`: an embedding set and labels in, rows of the catalog out.
+"""The job behind `goodviews probe`: probe an embedding set for labels, and record the accuracies in the catalog.
 
-Owns: which vectors meet which labels, and the rows. Does not own: classifiers (`probes`), labels (`labels`).
 Invariant: a scene without a label, and a label without a scene, are counted and never guessed.
 """
 
@@ -45,7 +44,7 @@ class ProbingConfig:
 
 
 def probe_set(home: Home, config: ProbingConfig) -> list[dict[str, Any]]:
-    """Probe, record in the catalog, and give a plain object a probe.
+    """Probe, record in the catalog, and return a plain object for each probe.
 
     Raises InputError for a set or labels that are not there, or that share too few scenes.
     """
@@ -56,7 +55,8 @@ def probe_set(home: Home, config: ProbingConfig) -> list[dict[str, Any]]:
     known = np.flatnonzero([scene in labels for scene in scenes])
     if not len(known):
         raise InputError(
-            f"None of the {len(scenes):,} items of {record.name!r} has one of the {len(labels):,} labels of {config.labels}; the first keys are {scenes[0]!r} and {next(iter(labels))!r}. Label by scene_key."
+            f"None of the {len(scenes):,} items of {record.name!r} has one of the {len(labels):,} labels of "
+            f"{config.labels}; the first keys are {scenes[0]!r} and {next(iter(labels))!r}. Label by scene_key."
         )
     chosen = [scenes[row] for row in known]
     found = probe(x_ND[known], [labels[scene] for scene in chosen], chosen, config.probe)

@@ -1,12 +1,11 @@
 """Maps on disk: HOME/maps/<map_id>/, written file by file and published by its record.
 
-Owns: the files of a map and reading them back. Does not own: fitting (`rotation`), what is scored with it (`mapping`).
-Invariants: record.json is written last and is the publication; it names every other file with its digest, and a map whose
-file is not what the record says is refused.
+Invariants: record.json is written last and is the publication; it holds the digest of every other file, and a file with
+another digest is refused.
 
     map.safetensors     means and weights; the control fitted on shuffled pairs under `shuffled.`
-    fit_keys.parquet    scene_key of every fit pair: what may never be scored with this map
-    picks.parquet       what each scored query picked, for a page; see PICKS. Scored on another set, a map has another id
+    fit_keys.parquet    scene_key of every fit pair, which may never be scored with this map
+    picks.parquet       what each scored query picked, for the report; see PICKS. Scored on another set, a map has another id
     record.json         a MapRecord
 """
 
@@ -48,13 +47,13 @@ PICKS: Final = pa.schema(
         pa.field("ties", pa.int64(), nullable=False),
     ]
 )
-"""One row a query. item: caption or frame, null where several were averaged. rank: of the right one, 1 is first, ties
-against it. score: cosine of the pick. ties: wrong ones that score as the right one does."""
+"""One row a query. item: caption or frame, null where several were averaged. rank: of the right row, 1 is first, ties
+against it. score: cosine of the pick. ties: number of wrong rows with the score of the right one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapRecord:
-    """What a map is: between which models it was fitted, on which pairs, how."""
+    """Record of a map: between which models it was fitted, on which pairs, and how."""
 
     map_id: str
     kind: str
@@ -92,7 +91,7 @@ def map_url(home: Home, map_id: str, *names: str) -> str:
 def map_id_of(
     sides: tuple[Mapping[str, Any], Mapping[str, Any]], config: MapConfig, fit_keys: Keys, said: tuple[str, str]
 ) -> str:
-    """16 hex digits of the sha256 of what decides the files of a map. said: rule of the fit side, digest of the scored one."""
+    """16 hex digits of the sha256 of all that decides the files of a map. said: rule of the fit sets, digest of the scored."""
     content = {
         "left": dict(sides[0]),
         "right": dict(sides[1]),
@@ -107,7 +106,7 @@ def map_id_of(
 def save_map(
     home: Home, record: MapRecord, fitted: FittedMap, shuffled: FittedMap, fit_keys: Keys, picks: pa.Table
 ) -> MapRecord:
-    """Publish a map; the record comes back with its files."""
+    """Publish a map, and return its record with the files."""
     tensors = {**_tensors(fitted, ""), **_tensors(shuffled, "shuffled.")}
     keys = pa.table({"scene_key": pa.array(sorted(fit_keys), pa.large_string())})
     contents = {
@@ -141,7 +140,8 @@ def read_map_record(home: Home, map_id: str) -> MapRecord:
         return MapRecord(**values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise IntegrityError(
-            f"{url} is not the record of a map that this release reads ({error}). Remove the folder and rerun `goodviews rotate`."
+            f"{url} is not the record of a map that this release reads ({error}). "
+            "Remove the folder and rerun `goodviews rotate`."
         ) from error
 
 
@@ -166,7 +166,8 @@ def _verified(home: Home, record: MapRecord, name: str) -> bytes:
     data = storage.read_bytes(map_url(home, record.map_id, name))
     if hashlib.sha256(data).hexdigest() != record.files[name]["sha256"]:
         raise IntegrityError(
-            f"File {name} of map {record.map_id} has another sha256 than its record says, so it would map wrongly. Remove {map_url(home, record.map_id)} and rerun `goodviews rotate`."
+            f"File {name} of map {record.map_id} has another sha256 than its record says, so it would map wrongly. "
+            f"Remove {map_url(home, record.map_id)} and rerun `goodviews rotate`."
         )
     return data
 

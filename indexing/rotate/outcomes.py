@@ -1,36 +1,32 @@
-"""What maps did, as rows of the catalog, as differences of two systems, and as the picks of single queries.
+"""Results of maps: rows of the catalog with their alarms, differences of two systems, and the picks of single queries.
 
-Owns: these shapes and the sentences that warn. Does not own: fitting, scoring, which scenes (`mapping`, `transfer`).
 Invariant: a row says on which pairs its map was fitted and on which scenes it was scored.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from catalog.rows.alignments import AlignmentRow
 from indexing.rotate import maps
 from indexing.rotate.recall import Key, Measure, Queries
 from indexing.rotate.rotation import FittedMap
-from indexing.scores.records import place_of, trained_on
+from indexing.scores.records import columns_of
 from indexing.sets.joins import Joined, Keys
 from indexing.sets.leakage import Leakage, Unknown
 from indexing.uncertainty.bootstrap import BootstrapConfig, ratio_interval
 from infra.vectors import Ids
-from infra.version import code_version
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One map on all divisions. map: its kind, or shuffled. first: of the first division, for what is kept.
+    """One map on all divisions. map: its kind, or shuffled. first, picks: of the first division, which are saved.
 
-    brief: a point of the curve or a control, of which the first recall says enough.
+    brief: a point of the curve or a control, of which only the first recall is recorded.
     """
 
     map: str
@@ -62,7 +58,6 @@ class Setting:
 def rows_of(setting: Setting, trial: Trial) -> Iterator[AlignmentRow]:
     """A row for each measure of a trial; of a brief one, for the first recall alone."""
     left, right = setting.joined.left, setting.joined.right
-    samples, tokens = trained_on(left.record, right.record)
     leaked = setting.leaked
     for one in trial.measures:
         if trial.brief and one.metric != "recall@1":
@@ -79,10 +74,6 @@ def rows_of(setting: Setting, trial: Trial) -> Iterator[AlignmentRow]:
             "alarms": alarms(one, trial),
         }
         yield AlignmentRow(
-            left_id=left.record.embedding_id,
-            left_name=left.record.name,
-            right_id=right.record.embedding_id,
-            right_name=right.record.name,
             left_layer=max(left.layers),
             right_layer=max(right.layers),
             metric=one.metric,
@@ -96,22 +87,17 @@ def rows_of(setting: Setting, trial: Trial) -> Iterator[AlignmentRow]:
             ties=one.ties,
             protocol=one.protocol,
             selection=setting.selection,
-            leakage=None if isinstance(leaked, Unknown) else leaked.share,
-            samples=samples,
-            tokens=tokens,
             seed=setting.seed,
             pairs=trial.pairs,
             direction=one.direction,
             scored=setting.scored,
             details=details,
-            code_version=code_version(),
-            created_at=time.time(),
-            **place_of(left.record, right.record),
+            **columns_of(left.record, right.record, leaked),
         )
 
 
 def alarms(one: Measure, trial: Trial) -> list[str]:
-    """Sentences about a result that should not be believed as it stands."""
+    """Reasons to doubt a result, a sentence each."""
     said = []
     if one.ties > 0.5:
         said.append(
@@ -125,10 +111,10 @@ def alarms(one: Measure, trial: Trial) -> list[str]:
 
 
 def _without(keys_S: Keys, one: Measure, leaked: Leakage | Unknown) -> float | None:
-    """Mean over the queries whose scene did not leak, among the same gallery."""
+    """Mean over the queries whose scene did not leak, with the gallery as it is; None where nothing is known."""
     if isinstance(leaked, Unknown) or one.hits_S is None:
         return None
-    kept = np.array([key not in leaked.leaked for key in keys_S])
+    kept = leaked.kept(keys_S)
     counted = float(one.counts_S[kept].sum())
     return float(one.hits_S[kept].sum()) / counted if counted else None
 
@@ -138,9 +124,7 @@ def differences(
 ) -> Iterator[dict[str, Any]]:
     """Recalls of one system minus those of another, fitted and scored on the same scenes, with paired intervals."""
     for a, b in zip(main.measures, baseline.measures, strict=False):
-        if a.hits_S is None or b.hits_S is None:
-            continue
-        if (a.protocol, a.direction, a.metric) != (b.protocol, b.direction, b.metric):
+        if a.hits_S is None or b.hits_S is None or a.key != b.key:
             continue
         found = ratio_interval(a.hits_S - b.hits_S, a.counts_S, config)
         yield {

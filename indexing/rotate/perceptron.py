@@ -1,8 +1,7 @@
-"""A map with one hidden layer, fitted with torch on the CPU; what is more flexible than a rotation and transfers worse.
+"""A map with one hidden layer, trained with torch on the CPU.
 
-Owns: the training. Does not own: applying it, which is plain NumPy in `indexing.rotate.rotation`.
-Invariant: the same pairs, seed and number of threads give the same weights; the epoch that is kept is the best on the
-held-out fit pairs, which take no part in the gradient.
+Invariant: the same pairs, seed and number of threads give the same weights. The kept epoch is the best one on the held-out
+fit pairs, which take no part in the gradient. `indexing.rotate.rotation` applies the weights in plain NumPy.
 N pairs, D dims in, E out, H hidden.
 """
 
@@ -21,7 +20,7 @@ DECAY: Final = 1e-2
 BATCH: Final = 256
 EPOCHS: Final = 300
 PATIENCE: Final = 20
-"Epochs without a better mean cosine on the held-out pairs before it stops."
+"The training stops after so many epochs without a better mean cosine on the held-out pairs."
 
 
 def fit_perceptron(
@@ -29,7 +28,7 @@ def fit_perceptron(
 ) -> tuple[Mapping[str, Floats], Mapping[str, float]]:
     """Weights in (D, H), in_bias, out (H, E), out_bias for rows x as given, and the facts of the fit.
 
-    AdamW on 1 - cosine to the partner; rows enter at a root mean square of 1, which is folded into the weights.
+    AdamW on 1 - cosine to the partner. The rows are scaled to a root mean square of 1, and the weights take the scale back.
     """
     import torch
     from torch import nn

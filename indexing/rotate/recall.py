@@ -1,11 +1,10 @@
-"""What a map finds: recall and median rank in both directions, of one or of many divisions.
+"""Recall and median rank through a map, in both directions, over one or many divisions.
 
-Owns: which queries meet which gallery, and how divisions become one number an item. Does not own: ranks (`retrieval`), maps.
-Invariant: an item counts once in an interval, however many captions it has and in however many divisions it was scored.
+Invariant: a scene counts once in an interval, however many captions it has and in however many divisions it was scored.
 
   single   one vector a scene on both sides
-  multi    every caption by itself, with the map as it was fitted on one vector a scene: an image finds any of its captions,
-           a caption finds its image
+  multi    every caption by itself, with the map as it was fitted on one vector a scene: an image finds any of its
+           captions, a caption finds its image
 
 S scenes that can be scored, R of them in one division, C captions of these.
 """
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -33,7 +32,7 @@ FORWARD, BACKWARD = "left_to_right", "right_to_left"
 
 @dataclass(frozen=True, kw_only=True)
 class Captions:
-    """All captions of the scored scenes. side: left or right; vectors (C, D); scenes_C: row of each in the joined table."""
+    """All captions of the scored scenes. side: left or right. vectors: (C, D). scenes_C: their rows in the joined table."""
 
     side: str
     vectors: Table
@@ -43,7 +42,7 @@ class Captions:
 
 @dataclass(frozen=True, kw_only=True)
 class Queries:
-    """Ranks of M queries. scenes_M, found_G: scored row (0 .. R - 1) of each query and of each gallery row; items likewise."""
+    """Ranks of M queries. scenes_M, found_G: scene (0 .. R - 1) of each query and gallery row; items_M, items_G alike."""
 
     ranks: Ranks
     scenes_M: Ids
@@ -82,29 +81,34 @@ def _queries(asking: tuple[Floats, Ids, Ids], found: tuple[Floats, Ids, Ids]) ->
 class Measure:
     """One number over all divisions.
 
-    hits (S,): sum of a scene's hits over the counts (S,) of divisions that scored it; None for the median. value: all hits
-    over all counts, which is the mean over divisions. spread: standard deviation over divisions, None for one. expected: the
-    recall when ties are broken at random.
+    hits_S: sum of the hits of each scene; None for the median. counts_S: divisions that scored it. value: all hits over all
+    counts, which is the mean over divisions. spread: standard deviation over divisions, None for one. expected: the recall
+    when ties are broken at random.
     """
 
     protocol: str
     direction: str
     metric: str
-    k: int | None
     value: float
-    low: float | None
-    high: float | None
     chance: float | None
     ties: float
     gallery: int
     spread: float | None
-    expected: float | None
-    hits_S: Floats | None
     counts_S: Floats
+    k: int | None = None
+    low: float | None = None
+    high: float | None = None
+    expected: float | None = None
+    hits_S: Floats | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Protocol, direction and metric."""
+        return self.protocol, self.direction, self.metric
 
 
 class Tally:
-    """Outcomes of divisions, gathered scene by scene. scenes: S."""
+    """Outcomes of divisions, summed by scene. scenes: S."""
 
     def __init__(self, scenes: int) -> None:
         self._scenes = scenes
@@ -113,7 +117,7 @@ class Tally:
         self._each: dict[tuple[Key, str], list[float]] = {}
 
     def add(self, outcome: Mapping[Key, Queries], rows_R: Ids) -> None:
-        """One division, whose scored scenes are these rows."""
+        """Count one division, whose scored scenes are these rows."""
         for key, queries in outcome.items():
             ranks, n = queries.ranks, len(rows_R)
             self._counts.setdefault(key, np.zeros(self._scenes))[rows_R] += 1
@@ -133,54 +137,42 @@ class Tally:
 
     def measures(self, config: BootstrapConfig) -> list[Measure]:
         """Recalls with intervals over scenes, and median ranks, in the order of the outcomes."""
-        return [one for key in self._counts for one in (*self._recalls(key, config), self._median(key))]
+        return [
+            one for key in self._counts for one in (*(self._recall(key, k, config) for k in RECALLS), self._median(key))
+        ]
 
-    def _recalls(self, key: Key, config: BootstrapConfig) -> list[Measure]:
-        counts = self._counts[key]
-        made = []
-        for k in RECALLS:
-            hits = self._hits[key, k]
-            interval = ratio_interval(hits, counts, config)
-            each = self._each[key, f"recall@{k}"]
-            measure = Measure(
-                protocol=key[0],
-                direction=key[1],
-                metric=f"recall@{k}",
-                k=k,
-                value=interval.value,
-                low=interval.low,
-                high=interval.high,
-                chance=self._mean(key, f"chance@{k}"),
-                ties=self._mean(key, "ties"),
-                gallery=round(self._mean(key, "gallery")),
-                spread=float(np.std(each, ddof=1)) if len(each) > 1 else None,
-                expected=self._mean(key, f"expected@{k}"),
-                hits_S=hits,
-                counts_S=counts,
-            )
-            made.append(measure)
-        return made
+    def _recall(self, key: Key, k: int, config: BootstrapConfig) -> Measure:
+        hits_S = self._hits[key, k]
+        interval = ratio_interval(hits_S, self._counts[key], config)
+        return Measure(
+            k=k,
+            value=interval.value,
+            low=interval.low,
+            high=interval.high,
+            chance=self._mean(key, f"chance@{k}"),
+            expected=self._mean(key, f"expected@{k}"),
+            hits_S=hits_S,
+            **self._common(key, f"recall@{k}"),
+        )
 
     def _median(self, key: Key) -> Measure:
-        each = self._each[key, "median_rank"]
-        gallery = round(self._mean(key, "gallery"))
-        return Measure(
-            protocol=key[0],
-            direction=key[1],
-            metric="median_rank",
-            k=None,
-            value=float(np.mean(each)),
-            low=None,
-            high=None,
-            # Of the best of several right ones the median is no round number; recall has its chance.
-            chance=(gallery + 1) / 2 if self._mean(key, "right") == 1 else None,
-            ties=self._mean(key, "ties"),
-            gallery=gallery,
-            spread=float(np.std(each, ddof=1)) if len(each) > 1 else None,
-            expected=None,
-            hits_S=None,
-            counts_S=self._counts[key],
-        )
+        common = self._common(key, "median_rank")
+        # With several right rows a query, the median rank of the best one has no simple chance; recall has its own.
+        chance = (common["gallery"] + 1) / 2 if self._mean(key, "right") == 1 else None
+        return Measure(value=self._mean(key, "median_rank"), chance=chance, **common)
+
+    def _common(self, key: Key, metric: str) -> dict[str, Any]:
+        """What recalls and medians have alike."""
+        each = self._each[key, metric]
+        return {
+            "protocol": key[0],
+            "direction": key[1],
+            "metric": metric,
+            "ties": self._mean(key, "ties"),
+            "gallery": round(self._mean(key, "gallery")),
+            "spread": float(np.std(each, ddof=1)) if len(each) > 1 else None,
+            "counts_S": self._counts[key],
+        }
 
     def _mean(self, key: Key, name: str) -> float:
         return float(np.mean(self._each[key, name]))

@@ -1,37 +1,33 @@
-"""Who finds whom: the rank of the right one among all that could be found.
+"""Retrieval: ranks of the right gallery rows of each query, recall at k, and the chance of both.
 
-Owns: ranks with their ties, recall at k, and what both read at chance. Does not own: what made the vectors comparable.
-Invariant: ties go against the model. A query's rank is the number of wrong ones that score at least as high as its best right
-one, so a model that gives all the same score finds nothing (R@1 = 0), and not everything.
+Invariant: ties go against the model. The rank of a query is the number of wrong rows that score at least as high as its
+best right one, so a model that gives all rows the same score finds nothing (R@1 = 0), and not everything.
 
-`expected_recall` breaks ties at random instead, in expectation: there the model that says nothing reads chance.
-M queries, G gallery rows, D dims. Queries and gallery rows with equal labels belong together; a query may have several right
-ones (an image and its five captions), the best of which counts.
+`Ranks.expected_hits` breaks ties at random instead: there a model that gives one score to all rows scores at chance.
+M queries, G gallery rows, D dims. Queries and gallery rows with equal labels belong together; a query may have several
+right rows (an image and its five captions), the best of which counts.
 """
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import scipy.special
 
+from indexing.scores.tables import tiles_of
 from infra.errors import InputError
 from infra.vectors import Floats, Ids, Singles
-
-TILE_CELLS: Final = 1 << 23
-"Scores in memory at once."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
     """Outcome of M queries.
 
-    above_M: wrong ones that score higher than the best right one; tied_M: wrong ones that score the same. picked_M: gallery
-    row of the highest score, a wrong one where it is tied with the right one. best_M: score of the picked one.
-    right_M: number of right ones of a query. gallery: G.
+    above_M: number of wrong rows that score higher than the best right one; tied_M: that score the same. picked_M: gallery
+    row of the highest score, a wrong one where it is tied with the right one. best_M: score of the picked row.
+    right_M: number of right rows of a query. gallery: G.
     """
 
     above_M: Ids
@@ -48,7 +44,7 @@ class Ranks:
 
     @property
     def tie_rate(self) -> float:
-        """Share of queries whose right one is tied with a wrong one."""
+        """Share of queries whose right row is tied with a wrong one."""
         return float((self.tied_M > 0).mean())
 
     @functools.cached_property
@@ -57,15 +53,15 @@ class Ranks:
         return float(np.median(self.above_M + self.tied_M / 2 + 1))
 
     def hits(self, k: int) -> Floats:
-        """1 where the right one is among the first k (M,)."""
+        """1 where the right row is among the first k (M,)."""
         return (self.ranks_M < k).astype(np.float64)
 
     def expected_hits(self, k: int) -> Floats:
-        """Chance that the right one is among the first k when ties are broken at random (M,); exact for one right one."""
+        """Probability of a hit when ties are broken at random (M,); exact for one right row."""
         return np.clip((k - self.above_M) / (self.tied_M + 1), 0.0, 1.0)
 
     def chance(self, k: int) -> float:
-        """Mean of the hits of a random order: 1 - C(G - r, k) / C(G, k) with r right ones."""
+        """Mean of the hits of a random order: 1 - C(G - r, k) / C(G, k) with r right rows."""
         wrong_M = self.gallery - self.right_M
         misses_M = _log_choose(wrong_M, k) - _log_choose(np.array([self.gallery]), k)
         return float(np.where(wrong_M >= k, -np.expm1(misses_M), 1.0).mean())
@@ -74,8 +70,8 @@ class Ranks:
 def rank(queries_MD: Floats, gallery_GD: Floats, query_labels_M: Ids, gallery_labels_G: Ids) -> Ranks:
     """Rank every query by the inner product with every gallery row.
 
-    Scores are float64 products rounded to float32, so that equal rows tie wherever they stand; for cosines pass unit rows.
-    Raises InputError when a query has no right one in the gallery, since its rank would mean nothing.
+    Scores are float64 products rounded to float32, so that equal rows tie wherever they stand; for cosines pass unit
+    rows. Raises InputError when a query has no right row in the gallery, since its rank would mean nothing.
     """
     m, g = len(queries_MD), len(gallery_GD)
     if not m or not g:
@@ -85,19 +81,19 @@ def rank(queries_MD: Floats, gallery_GD: Floats, query_labels_M: Ids, gallery_la
     lost = labels[places_M] != query_labels_M
     if lost.any():
         raise InputError(
-            f"{int(lost.sum()):,} of {m:,} queries have no right one among the {g:,} that can be found. Join both sides first."
+            f"{int(lost.sum()):,} of {m:,} queries have no right one among the {g:,} that can be found. "
+            "Join both sides first."
         )
     out = {name: np.empty(m, np.int64) for name in ("above", "tied", "picked")}
     best_M = np.empty(m, np.float32)
-    for start in range(0, m, step := max(1, TILE_CELLS // g)):
-        rows = slice(start, min(m, start + step))
+    for rows in tiles_of(m, g):
         scores_RG = (queries_MD[rows] @ gallery_GD.T).astype(np.float32)
         right_RG = query_labels_M[rows, None] == gallery_labels_G[None, :]
         own_R1 = np.where(right_RG, scores_RG, -np.inf).max(axis=1, keepdims=True)
         out["above"][rows] = ((scores_RG > own_R1) & ~right_RG).sum(axis=1)
         out["tied"][rows] = ((scores_RG == own_R1) & ~right_RG).sum(axis=1)
         best_R1 = scores_RG.max(axis=1, keepdims=True)
-        # Among equal scores a wrong one before a right one, then the lower row.
+        # Among equal scores a wrong row comes before a right one, then the lower row.
         out["picked"][rows] = np.argmax((scores_RG == best_R1) * (2 - right_RG.astype(np.int8)), axis=1)
         best_M[rows] = best_R1[:, 0]
     return Ranks(
@@ -113,7 +109,7 @@ def rank(queries_MD: Floats, gallery_GD: Floats, query_labels_M: Ids, gallery_la
 def mean_by_label(values_M: Floats, labels_M: Ids, n: int) -> Floats:
     """Mean value of each label 0 .. n - 1 (N,); NaN where a label has no value.
 
-    Five captions of one image are no five independent items: intervals are drawn over these means.
+    Five captions of one image are not five independent items, so intervals are drawn over these means.
     """
     counts_N = np.bincount(labels_M, minlength=n)
     sums_N = np.bincount(labels_M, weights=values_M, minlength=n)
@@ -121,6 +117,7 @@ def mean_by_label(values_M: Floats, labels_M: Ids, n: int) -> Floats:
 
 
 def _log_choose(n_M: Ids, k: int) -> Floats:
+    # By logarithms, since the binomials of large galleries overflow.
     top_M = np.maximum(n_M, k)
     gammaln = scipy.special.gammaln
     return np.asarray(gammaln(top_M + 1) - gammaln(k + 1) - gammaln(top_M - k + 1))

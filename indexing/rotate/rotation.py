@@ -1,16 +1,15 @@
-"""Maps from one space into another, fitted on pairs: a rotation and what it is measured against.
+"""Maps from one space into another, fitted on pairs: the rotation, and the maps that it is compared with.
 
-Owns: fitting and applying. Does not own: which pairs (`transfer`), files (`maps`), what is read off (`retrieval`).
-Invariant: centring, scale and weights come from the fit pairs alone; what is scored changes none of them.
+Invariant: centring, scale and weights come from the fit pairs alone; the scored rows change none of them.
 
-rotation: W = U V' of the thin SVD X'Y = U S V' maximises tr((X W)' Y) over semi-orthogonal W (Schoenemann 1966). Going down
-(D > E) the columns of W are orthonormal: it is a projection, lengths shrink, and mapped rows are normalised again. There, and
-whenever |X W|_F depends on W, the largest trace is not the least square; it is a choice. With fewer pairs than dims X'Y has
-rank below min(D, E) and the rest of W is arbitrary, though orthonormal: see `rank` in the facts.
+rotation: W = U V' of the thin SVD X'Y = U S V' maximises tr((X W)' Y) over semi-orthogonal W (Schoenemann 1966). For D > E
+the columns of W are orthonormal: it is a projection, lengths shrink, and mapped rows are normalised again. There, and
+whenever |X W|_F depends on W, the largest trace is not the least square; we choose the trace. With fewer pairs than dims
+X'Y has a rank below min(D, E), and the rest of W is arbitrary, though orthonormal: see `rank` in the facts.
 linear: the minimum-norm least squares solution, W = pinv(X) Y.
 ridge: W = (X'X + alpha n s I)^-1 X'Y with s = tr(X'X) / (n D), so that alpha has no unit; chosen on a part of the fit pairs.
 mlp: one hidden layer, see `indexing.rotate.perceptron`.
-random: a semi-orthogonal W that saw no pair; shuffled pairs are the caller's (see `transfer`). Both should find 1 in N.
+random: a semi-orthogonal W that saw no pair. It should find 1 in N, as should a map fitted on shuffled pairs.
 
 Legend: N pairs, D dims of the space that is mapped, E of the one it is mapped into.
 """
@@ -33,17 +32,17 @@ ALPHAS: Final = tuple(10.0**power for power in range(-4, 4))
 HELD_OUT: Final = 0.2
 "Share of the fit pairs on which ridge chooses alpha and mlp its last epoch."
 FLAT: Final = 1e-9
-"A centred row shorter than this share of the row is rounding: the encoder says the same of it as of all. It becomes zero."
+"A centred row shorter than this share of the row is rounding of the mean itself, so it becomes zero."
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapConfig:
-    """Which map, and what is done to the rows before."""
+    """Which map is fitted, and how the rows are prepared."""
 
     kind: str = "rotation"
     "rotation, linear, ridge, mlp or random."
     centre: bool = True
-    "Take the mean of the fit rows off both sides."
+    "Subtract the mean of the fit rows on both sides."
     unit: bool = False
     "Bring fit rows to length 1 after centring, as in the unpaired protocol of arXiv 2610.09411."
     seed: int = 0
@@ -56,7 +55,7 @@ class MapConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FittedMap:
-    """A map and the statistics it was fitted with. facts: plain numbers worth reporting (rank, alpha, epochs)."""
+    """A map with the statistics of its fit pairs. facts: plain numbers to report (rank, alpha, epochs)."""
 
     config: MapConfig
     x_mean_D: Floats
@@ -113,7 +112,7 @@ def polar(cross_DE: Floats) -> tuple[Floats, float]:
     try:
         u, s, vt = scipy.linalg.svd(cross_DE, full_matrices=False)
     except scipy.linalg.LinAlgError:
-        # Divide and conquer does not converge on some rank-deficient inputs; this driver is slower and does.
+        # Divide and conquer does not converge on some rank-deficient inputs; this slower driver does.
         u, s, vt = scipy.linalg.svd(cross_DE, full_matrices=False, lapack_driver="gesvd")
     threshold = s.max(initial=0.0) * max(cross_DE.shape) * np.finfo(np.float64).eps
     return np.asarray(u @ vt), float((s > threshold).sum())
@@ -156,16 +155,17 @@ def _held_out(n: int, config: MapConfig) -> Mask:
 
 
 def prepared(x_ND: Table, mean_D: Floats, *, unit: bool) -> Floats:
-    """Rows minus the mean, in float64; rows that are nothing but rounding become zero; to length 1 if `unit`.
+    """Rows minus the mean, in float64; rows of nothing but rounding become zero; to length 1 if `unit`.
 
     Raises InputError for rows of other dims and for rows that hold NaN or an infinity.
     """
     x = np.asarray(x_ND, np.float64)
     if x.ndim != 2 or x.shape[1] != len(mean_D):
         raise InputError(
-            f"The map was fitted for {len(mean_D)} dims, and the rows have shape {x.shape}. Use the embedding set's own map."
+            f"The map was fitted for {len(mean_D)} dims, and the rows have shape {x.shape}. "
+            "Use the embedding set's own map."
         )
-    # A row of NaN would tie with no row and rank first, so it is refused here too and not only among the fit pairs.
+    # A row of NaN ties with no row and would rank first, so it is refused here too and not only among the fit pairs.
     check_finite(x)
     centred = x - mean_D
     flat = np.linalg.norm(centred, axis=1) <= FLAT * np.linalg.norm(x, axis=1)

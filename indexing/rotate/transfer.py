@@ -1,6 +1,5 @@
-"""A map that was fitted elsewhere, scored on these sets: `goodviews rotate --apply`.
+"""Scores of a saved map on other sets: `goodviews rotate --apply`.
 
-Owns: whether a map fits a pair of sets, and leaving out what it was fitted on. Does not own: the numbers (`recall`).
 Invariant: a map is applied to the models, layers and pooling that it was fitted for, and never scored on its fit pairs.
 """
 
@@ -40,10 +39,11 @@ def apply_map(
     stored = load_map(home, map_id)
     left, right = (embeddings.find(home, name) for name in sets)
     layers = [_layer(record, side, stored.record) for record, side in ((left, "left"), (right, "right"))]
-    vectors = [
-        scene_vectors(home, record, [layer], join_config) for record, layer in zip((left, right), layers, strict=True)
-    ]
-    joined = join(vectors[0], vectors[1], least=LEAST_SCORED)
+    joined = join(
+        scene_vectors(home, left, layers[:1], join_config),
+        scene_vectors(home, right, layers[1:], join_config),
+        least=LEAST_SCORED,
+    )
     rows = _rows_to_score(joined, stored)
     captions = all_captions(home, joined)
     maps = {stored.record.kind: stored.fitted, "random": _random(stored.fitted), "shuffled": stored.shuffled}
@@ -69,7 +69,8 @@ def _layer(record: EmbeddingRecord, side: str, stored: MapRecord) -> int:
     wanted = stored.left if side == "left" else stored.right
     if "space" not in wanted:
         raise InputError(
-            f"Map {stored.map_id} was saved by a release that kept no digests of its models, so nobody can say whether {record.name!r} is of its space. Fit it again with `goodviews rotate`."
+            f"Map {stored.map_id} was saved by a release that kept no digests of its models, so nobody can say whether "
+            f"{record.name!r} is of its space. Fit it again with `goodviews rotate`."
         )
     differ = differing_facts(wanted["model"], wanted["space"], record)
     differ += [fact for fact in ("pooling", "dims") if fact not in differ and getattr(record, fact) != wanted[fact]]
@@ -83,7 +84,8 @@ def _layer(record: EmbeddingRecord, side: str, stored: MapRecord) -> int:
             said = f"{wanted['model']} with {fact} {str(wanted['space'][fact])[:12]}"
             own = f"has {str((space_of(record) or {})[fact])[:12]}"
         raise InputError(
-            f"Map {stored.map_id} was fitted for {said} on the {side} side, and {record.name!r} {own}. Its directions mean nothing there; fit a map for these sets."
+            f"Map {stored.map_id} was fitted for {said} on the {side} side, and {record.name!r} {own}. "
+            "Its directions mean nothing there; fit a map for these sets."
         )
     return int(wanted["layer"])
 
@@ -95,7 +97,8 @@ def _rows_to_score(joined: Joined, stored: StoredMap) -> Ids:
     rows = np.flatnonzero([key not in fitted_on for key in joined.keys_S])
     if len(rows) < LEAST_SCORED:
         raise InputError(
-            f"Of {len(joined.keys_S):,} common scenes {len(rows):,} are no fit pairs of map {stored.record.map_id}; a map knows the answers it was fitted on. Apply it to other scenes."
+            f"Of {len(joined.keys_S):,} common scenes {len(rows):,} are no fit pairs of map {stored.record.map_id}; "
+            "a map knows the answers it was fitted on. Apply it to other scenes."
         )
     return rows.astype(np.int64)
 

@@ -1,12 +1,15 @@
-"""Facts that the rows of align, rotate and probe have in common, and a row as JSON shows it."""
+"""Columns that the rows of align, rotate and probe have in common, and a row as JSON shows it."""
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import Any, Final
 
 from catalog.rows.alignments import AlignmentRow
 from catalog.rows.embeddings import EmbeddingRecord
+from indexing.sets.leakage import Leakage, Unknown
+from infra.version import code_version
 
 _FIRST: Final = ("metric", "value", "low", "high", "chance", "calibrated", "p_value", "k", "n", "ties")
 
@@ -35,7 +38,19 @@ def place_of(left: EmbeddingRecord, right: EmbeddingRecord) -> dict[str, Any]:
     return found
 
 
-def trained_on(left: EmbeddingRecord, right: EmbeddingRecord) -> tuple[int | None, int | None]:
-    """Samples and tokens of the side that knows them, the left one first."""
-    record = right if left.samples is None and right.samples is not None else left
-    return record.samples, record.tokens
+def columns_of(left: EmbeddingRecord, right: EmbeddingRecord, leaked: Leakage | Unknown) -> dict[str, Any]:
+    """Columns of an `AlignmentRow` about its two sets, their training, the code and the time."""
+    # Samples and tokens are those of the side that knows them, the left one first.
+    trained = right if left.samples is None and right.samples is not None else left
+    return {
+        "left_id": left.embedding_id,
+        "left_name": left.name,
+        "right_id": right.embedding_id,
+        "right_name": right.name,
+        "samples": trained.samples,
+        "tokens": trained.tokens,
+        "leakage": None if isinstance(leaked, Unknown) else leaked.share,
+        "code_version": code_version(),
+        "created_at": time.time(),
+        **place_of(left, right),
+    }

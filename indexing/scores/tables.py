@@ -1,14 +1,19 @@
-"""Checks of tables of vectors that scores, maps and probes share.
+"""Checks and tiles of tables of vectors that scores and maps share.
 
-Invariant: a table that holds NaN or an infinity is refused with the number of a row, and never scored as if it held zeros.
+Invariant: a table that holds NaN or an infinity is refused with the number of a row, never scored as if it held zeros.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from infra.errors import InputError
-from infra.vectors import Table
+from infra.vectors import Floats, Table, unit_rows
+
+TILE_CELLS: Final = 1 << 23
+"Cells of a tile: 64 MiB of float64."
 
 
 def check_rows(x_ND: Table, y_NE: Table) -> None:
@@ -28,3 +33,16 @@ def check_finite(x_ND: Table, of: str = "") -> None:
             f"{len(bad):,} of {len(x_ND):,} rows{of} hold NaN or an infinity, among them row {bad[0]}. "
             "Embed them again, or leave them out."
         )
+
+
+def finite_unit_rows(x_ND: Table) -> Floats:
+    """`infra.vectors.unit_rows` of rows that are checked. Raises InputError for NaN and infinities."""
+    x = np.asarray(x_ND, np.float64)
+    check_finite(x)
+    return unit_rows(x)
+
+
+def tiles_of(n: int, cells_a_row: int, cells: int | None = None) -> list[slice]:
+    """Slices of n rows, each with at most so many cells (TILE_CELLS) of a table that is `cells_a_row` wide."""
+    step = max(1, (cells or TILE_CELLS) // cells_a_row)
+    return [slice(start, min(n, start + step)) for start in range(0, n, step)]

@@ -1,8 +1,7 @@
-"""What the encoders of a score saw in training of the items that are scored.
+"""Leakage of a score: which of the scored scenes the training sets of its encoders hold.
 
-Owns: which training sets are compared with which scored set, and how the findings of both sides become one. Does not own:
-the comparison (`catalog.overlap.leakage`).
 Invariant: unknown is None and never 0. A model whose training set nobody recorded may have seen everything.
+The comparison of two datasets itself is `catalog.overlap.leakage`.
 """
 
 from __future__ import annotations
@@ -11,11 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from catalog.overlap.leakage import find_leaks
 from catalog.overlap.parts import Part
 from catalog.rows.embeddings import EmbeddingRecord
+from indexing.sets.joins import Keys
 from infra.errors import InputError
 from infra.home import Home
+from infra.vectors import Mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,19 +32,23 @@ class Leakage:
     share: float
     counts: Mapping[str, Mapping[str, int]]
 
+    def kept(self, keys_S: Keys) -> Mask:
+        """Which of these scenes did not leak (S,)."""
+        return np.array([key not in self.leaked for key in keys_S], np.bool_)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Unknown:
-    """Why nothing can be said."""
+    """Why the leakage of a score is not known."""
 
     reason: str
 
 
 def leakage(home: Home, sides: Sequence[EmbeddingRecord], scene_keys: Sequence[str]) -> Leakage | Unknown:
-    """What the training sets that are known hold of the scored scenes.
+    """Which of the scored scenes the known training sets hold.
 
-    A frozen model from elsewhere has no known training set; the answer is then about the other side alone, and `counts` names
-    whose training sets were looked at.
+    A frozen model from elsewhere has no known training set; the answer is then about the other side alone, and `counts`
+    names the training sets that were compared.
     """
     scored = next((part for record in sides if (part := scored_part(record, sides)) is not None), None)
     training = {part.name: part for record in sides if (part := training_part(record)) is not None}
@@ -60,7 +67,7 @@ def leakage(home: Home, sides: Sequence[EmbeddingRecord], scene_keys: Sequence[s
 
 
 def training_part(record: EmbeddingRecord) -> Part | None:
-    """The training set that `pipelines.embed.job` wrote into the record of a set whose model is a run."""
+    """The training set of the run behind a set, as `goodviews embed` recorded it; None for other models."""
     training: Mapping[str, Any] = record.config.get("training") or {}
     if not training.get("dataset") or not training.get("version"):
         return None
@@ -73,7 +80,7 @@ def training_part(record: EmbeddingRecord) -> Part | None:
 
 
 def scored_part(record: EmbeddingRecord, sides: Sequence[EmbeddingRecord]) -> Part | None:
-    """The dataset that is scored, with the roles of the captions that either side was shown; all if a side saw all."""
+    """The dataset that is scored, with the roles of the captions behind either side; all if a side used all."""
     if record.dataset is None or record.version is None:
         return None
     shown = [side.roles for side in sides if side.observation in ("captions", "scenes")]

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from indexing.align.score import METRICS, AlignConfig, score
+from indexing.align.score import METRICS, AlignConfig
 from indexing.rotate.retrieval import rank
 from indexing.rotate.rotation import FittedMap, MapConfig, fit
 from indexing.uncertainty.bootstrap import BootstrapConfig, mean_interval
 from indexing.uncertainty.calibration import CalibrationConfig
+from tests.indexing.measures import score
 
 Table = npt.NDArray[np.float64]
 Found = tuple[str, float, float, float]

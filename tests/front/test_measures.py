@@ -12,9 +12,10 @@ import torch
 import goodviews as gv
 from indexing.align import kernels
 from indexing.align.neighbours import neighbour_lists
-from indexing.align.score import AlignConfig, score
+from indexing.align.score import AlignConfig
 from indexing.uncertainty.bootstrap import BootstrapConfig
 from indexing.uncertainty.calibration import CalibrationConfig
+from tests.indexing.measures import score
 
 X = np.random.default_rng(1).normal(size=(60, 6)).astype(np.float32)
 Y = X @ np.random.default_rng(2).normal(size=(6, 5)).astype(np.float32) + 0.5

@@ -10,10 +10,12 @@ import torch
 from indexing.align import kernels
 from indexing.align.layers import ProtocolConfig, best_pair, clamp_bound, prepare
 from indexing.align.neighbours import NEIGHBOUR_METRICS, neighbour_lists
-from indexing.align.score import METRICS, AlignConfig, score
+from indexing.align.score import METRICS, AlignConfig
 from indexing.uncertainty.bootstrap import BootstrapConfig
 from indexing.uncertainty.calibration import CalibrationConfig
 from infra.errors import InputError, UsageError
+from tests.indexing import measures
+from tests.indexing.measures import score
 
 Layers = dict[int, npt.NDArray[np.float32]]
 
@@ -71,7 +73,7 @@ def measured(metric: str, a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]
         return float(NEIGHBOUR_METRICS[metric](*lists).mean())
     if metric == "cknna":
         return kernels.CKNNA(a, b, lists).value()
-    return {"cka": kernels.cka, "unbiased_cka": kernels.unbiased_cka, "svcca": kernels.svcca}[metric](a, b)
+    return {"cka": measures.cka, "unbiased_cka": measures.unbiased_cka, "svcca": measures.svcca}[metric](a, b)
 
 
 @pytest.mark.parametrize("exact", [False, True])

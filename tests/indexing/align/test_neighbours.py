@@ -15,7 +15,9 @@ from sklearn.cross_decomposition import CCA as SklearnCCA
 
 from indexing.align import kernels
 from indexing.align.neighbours import NEIGHBOUR_METRICS, NeighbourLists, mutual_knn, mutual_shares, neighbour_lists
+from indexing.scores import tables as tables_module
 from infra.errors import InputError
+from tests.indexing import measures
 
 Floats = npt.NDArray[np.float64]
 
@@ -130,8 +132,8 @@ def test_neighbour_metrics_equal_the_public_formulas(name: str, seed: int) -> No
 @pytest.mark.parametrize("shape", [(60, 12, 9), (40, 90, 70)])
 def test_kernel_metrics_equal_the_public_formulas(seed: int, shape: tuple[int, int, int]) -> None:
     x, y = tables(seed, *shape)
-    assert kernels.cka(x, y) == pytest.approx(plain_cka(x, y, hsic_biased), abs=1e-9)
-    assert kernels.unbiased_cka(x, y) == pytest.approx(plain_cka(x, y, hsic_unbiased), abs=1e-9)
+    assert measures.cka(x, y) == pytest.approx(plain_cka(x, y, hsic_biased), abs=1e-9)
+    assert measures.unbiased_cka(x, y) == pytest.approx(plain_cka(x, y, hsic_unbiased), abs=1e-9)
     lists = neighbour_lists(x, k=10), neighbour_lists(y, k=10)
     assert kernels.CKNNA(x, y, lists).value() == pytest.approx(plain_cknna(x, y, 10), abs=1e-9)
 
@@ -139,7 +141,7 @@ def test_kernel_metrics_equal_the_public_formulas(seed: int, shape: tuple[int, i
 @pytest.mark.parametrize("seed", [0, 1])
 def test_svcca_is_what_the_iterative_procedure_converges_to(seed: int) -> None:
     x, y = tables(seed, 80, 30, 25)
-    assert kernels.svcca(x, y) == pytest.approx(plain_svcca(x, y), abs=1e-5)
+    assert measures.svcca(x, y) == pytest.approx(plain_svcca(x, y), abs=1e-5)
 
 
 def test_tiles_of_kernels_do_not_change_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +149,7 @@ def test_tiles_of_kernels_do_not_change_the_value(monkeypatch: pytest.MonkeyPatc
     weights = np.random.default_rng(0).multinomial(50, np.full(50, 1 / 50), size=4).T.astype(float)
     metrics = [kernels.CKA(x, y, unbiased=unbiased) for unbiased in (False, True)]
     whole = [(m.value(), m.weighted(weights)) for m in metrics]
-    monkeypatch.setattr(kernels, "TILE_CELLS", 7 * 50)
+    monkeypatch.setattr(tables_module, "TILE_CELLS", 7 * 50)
     for (value, weighted), m in zip(whole, metrics, strict=True):
         assert m.value() == pytest.approx(value, abs=1e-12)
         assert m.weighted(weights) == pytest.approx(weighted, abs=1e-12)
@@ -164,10 +166,10 @@ def all_metrics(x: Floats, y: Floats, k: int = 5) -> Iterator[tuple[str, float]]
     lists = neighbour_lists(x, k=k), neighbour_lists(y, k=k)
     for name, contribute in NEIGHBOUR_METRICS.items():
         yield name, float(contribute(*lists).mean())
-    yield "cka", kernels.cka(x, y)
-    yield "unbiased_cka", kernels.unbiased_cka(x, y)
+    yield "cka", measures.cka(x, y)
+    yield "unbiased_cka", measures.unbiased_cka(x, y)
     yield "cknna", kernels.CKNNA(x, y, lists).value()
-    yield "svcca", kernels.svcca(x, y)
+    yield "svcca", measures.svcca(x, y)
 
 
 def test_a_space_agrees_with_itself() -> None:
@@ -202,9 +204,9 @@ def test_mutual_knn_of_noise_is_at_chance_within_its_spread() -> None:
 def test_unbiased_cka_of_independent_tables_is_zero_within_spread_and_biased_cka_is_not() -> None:
     g = np.random.default_rng(8)
     pairs = [(g.normal(size=(50, 40)), g.normal(size=(50, 30))) for _ in range(60)]
-    values = [kernels.unbiased_cka(x, y) for x, y in pairs]
+    values = [measures.unbiased_cka(x, y) for x, y in pairs]
     assert np.mean(values) == pytest.approx(0, abs=4 * np.std(values) / np.sqrt(60))
-    assert min(kernels.cka(x, y) for x, y in pairs) > 0.2
+    assert min(measures.cka(x, y) for x, y in pairs) > 0.2
 
 
 # --- defined answers ----------------------------------------------------------------------------------------------
@@ -243,14 +245,14 @@ def test_a_zero_row_has_no_neighbours_adds_nothing_and_is_counted() -> None:
     for name, contribute in NEIGHBOUR_METRICS.items():
         assert contribute(*lists)[3] == 0, name
     assert np.isfinite(kernels.CKNNA(x, y, lists).value())
-    assert np.isfinite([kernels.cka(x, y), kernels.unbiased_cka(x, y), kernels.svcca(x, y)]).all()
+    assert np.isfinite([measures.cka(x, y), measures.unbiased_cka(x, y), measures.svcca(x, y)]).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_f11_a_row_that_is_not_finite_is_refused_by_every_metric(bad: float) -> None:
     x, y = tables(0)
     x[4, 2] = bad
-    for metric in (kernels.cka, kernels.unbiased_cka, kernels.svcca, lambda a, b: mutual_knn(a, b, k=5)):
+    for metric in (measures.cka, measures.unbiased_cka, measures.svcca, lambda a, b: mutual_knn(a, b, k=5)):
         with pytest.raises(InputError, match="4"):
             metric(x, y)
 
@@ -260,7 +262,7 @@ def test_too_few_items_are_refused_with_the_numbers() -> None:
     with pytest.raises(InputError, match="k is 10 for 11 items"):
         mutual_knn(x, y, k=10)
     with pytest.raises(InputError, match="3 items"):
-        kernels.unbiased_cka(x[:3], y[:3])
+        measures.unbiased_cka(x[:3], y[:3])
     with pytest.raises(InputError, match=r"\(11, 12\) and \(10, 9\)"):
         mutual_knn(x, y[:10], k=2)
     with pytest.raises(InputError, match="at least 2"):
@@ -314,7 +316,7 @@ def test_equal_weights_give_the_value_and_whole_weights_that_of_copied_rows() ->
         rows = np.repeat(np.arange(30), weights[:, b].astype(int))
         assert made[0].weighted(weights)[b] == pytest.approx(cka_of_copies(x, y, rows, unbiased=False), abs=1e-9)
         assert made[1].weighted(weights)[b] == pytest.approx(cka_of_copies(x, y, rows, unbiased=True), abs=1e-9)
-        assert made[3].weighted(weights)[b] == pytest.approx(kernels.svcca(x[rows], y[rows]), abs=1e-9)
+        assert made[3].weighted(weights)[b] == pytest.approx(measures.svcca(x[rows], y[rows]), abs=1e-9)
 
 
 def cka_of_copies(x: Floats, y: Floats, rows: npt.NDArray[np.int64], *, unbiased: bool) -> float:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexing.rotate import retrieval
 from indexing.rotate.retrieval import mean_by_label, rank
 from indexing.rotate.rotation import MapConfig, fit
+from indexing.scores import tables
 from indexing.uncertainty.bootstrap import BootstrapConfig, mean_interval
 from infra.errors import InputError
 from tests.indexing.embedding_sets import related
@@ -70,7 +70,7 @@ def test_tiles_do_not_change_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     queries, gallery = g.normal(size=(50, 8)), g.normal(size=(50, 8))
     places = np.arange(50)
     whole = rank(queries, gallery, places, places)
-    monkeypatch.setattr(retrieval, "TILE_CELLS", 7 * 50)
+    monkeypatch.setattr(tables, "TILE_CELLS", 7 * 50)
     tiled = rank(queries, gallery, places, places)
     assert np.array_equal(whole.above_M, tiled.above_M) and np.array_equal(whole.picked_M, tiled.picked_M)
 

@@ -12,7 +12,6 @@ import pytest
 
 from catalog.overlap.parts import Part
 from indexing.align.job import ScoringConfig, score_sets
-from indexing.align.kernels import unbiased_cka
 from indexing.align.layers import ProtocolConfig
 from indexing.align.neighbours import mutual_knn
 from indexing.align.score import AlignConfig
@@ -24,6 +23,7 @@ from indexing.uncertainty.calibration import CalibrationConfig
 from infra.home import Home, resolve
 from tests.catalog.datasets import put_dataset
 from tests.indexing.embedding_sets import put_set, related, scene_keys
+from tests.indexing.measures import unbiased_cka
 
 N = 40
 QUIET = AlignConfig(k=5, bootstrap=BootstrapConfig(draws=0), calibration=CalibrationConfig(permutations=0))

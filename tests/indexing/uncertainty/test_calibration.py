@@ -7,10 +7,11 @@ import pytest
 from scipy import stats
 
 from indexing.align.layers import ProtocolConfig
-from indexing.align.score import AlignConfig, score
+from indexing.align.score import AlignConfig
 from indexing.uncertainty.bootstrap import BootstrapConfig
 from indexing.uncertainty.calibration import CalibrationConfig, calibrate, permutations_of
 from infra.errors import UsageError
+from tests.indexing.measures import score
 
 NO_DRAWS = BootstrapConfig(draws=0)
 

@@ -1,16 +1,12 @@
-"""Score how alike two embedding sets are, with chance, intervals, ties and leakage.
-
-Owns: the command line of `goodviews align`. Does not own: the job (`indexing.align.job`).
-"""
+"""Score how alike two embedding sets are, with chance, intervals, ties and leakage."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from indexing.scores.printing import interval, number, print_scores, warn
-from infra.output import print_json
+from indexing.scores.printing import Row, interval, number, print_scores
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -77,41 +73,27 @@ def align(
         ),
         join=JoinConfig(captions=captions, seed=seed),
     )
-    rows = score_sets(resolve(home, catalog), config)
-    warn(rows)
-    if json:
-        print_json(rows)
-    else:
-        _print(rows)
+    print_scores(score_sets(resolve(home, catalog), config), _COLUMNS, ("metric", "of"), as_json=json)
 
 
-def _print(rows: list[dict[str, Any]]) -> None:
-    """A line a score: what was compared, the value in its interval, and the facts needed to judge it."""
-    columns = ("metric", "value", "95 %", "chance", "calibrated", "p", "k", "n", "ties", "leaked", "of")
-    print_scores(columns, ("metric", "of"), map(_cells, rows))
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    leaked = row.get("leakage")
-    return [
-        _described(row),
-        number(row["value"]),
-        interval(row),
-        number(row["chance"]),
-        number(row.get("calibrated")),
-        number(row.get("p_value")),
-        str(row["k"] or "-"),
-        f"{row['n']:,}",
-        "-" if row["ties"] is None else f"{row['ties']:.1%}",
-        "?" if leaked is None else f"{leaked:.1%}",
-        " - ".join(row["difference"]) if "difference" in row else f"{row['left']} | {row['right']}",
-    ]
-
-
-def _described(row: dict[str, Any]) -> str:
-    """The metric with what distinguishes the rows of one table."""
+def _described(row: Row) -> str:
+    """The metric, with all that distinguishes the rows of one table."""
     if "difference" in row:
         return f"{row['metric']}, difference"
-    layers = row.get("layers") or []
-    known = [str(layer) for layer in layers if layer is not None]
+    known = [str(layer) for layer in row.get("layers") or [] if layer is not None]
     return f"{row['metric']} (layers {', '.join(known)})" if row.get("protocol") == "huh2024" else str(row["metric"])
+
+
+_COLUMNS = {
+    "metric": _described,
+    "value": lambda row: number(row["value"]),
+    "95 %": interval,
+    "chance": lambda row: number(row["chance"]),
+    "calibrated": lambda row: number(row.get("calibrated")),
+    "p": lambda row: number(row.get("p_value")),
+    "k": lambda row: str(row["k"] or "-"),
+    "n": lambda row: f"{row['n']:,}",
+    "ties": lambda row: "-" if row["ties"] is None else f"{row['ties']:.1%}",
+    "leaked": lambda row: "?" if row.get("leakage") is None else f"{row['leakage']:.1%}",
+    "of": lambda row: " - ".join(row["difference"]) if "difference" in row else f"{row['left']} | {row['right']}",
+}

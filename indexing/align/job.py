@@ -27,7 +27,16 @@ from catalog.rows.alignments import (
 from catalog.rows.embeddings import EmbeddingRecord
 from indexing.align.score import AlignConfig, Score, Scored, Side, difference, score_sides, values_of, why_no_interval
 from indexing.scores.records import columns_of, plain
-from indexing.sets.joins import JoinConfig, Joined, Keys, SceneVectors, common_rows, join, scene_vectors
+from indexing.sets.joins import (
+    JoinConfig,
+    Joined,
+    Keys,
+    SceneVectors,
+    common_rows,
+    join,
+    on_common_scenes,
+    scene_vectors,
+)
 from indexing.sets.leakage import Leakage, Unknown, leakage
 from infra import storage
 from infra.errors import GoodviewsError, InputError
@@ -65,7 +74,7 @@ def score_sets(home: Home, config: ScoringConfig) -> list[dict[str, Any]]:
     baseline = None if config.against is None else embeddings.find(home, config.against)
     joined = _joined(home, left, right, config)
     if baseline is not None:
-        joined, other = _paired(joined, _joined(home, baseline, right, config))
+        joined, other = on_common_scenes(joined, _joined(home, baseline, right, config))
     sides = Side(joined.left.layers, config.align), Side(joined.right.layers, config.align)
     found = score_sides(*sides, config.align)
     leaked = leakage(home, [left, right], joined.keys_S.tolist())
@@ -124,12 +133,6 @@ def _joined(home: Home, left: EmbeddingRecord, right: EmbeddingRecord, config: S
             f"{len(rows):,} of the {len(wanted):,} scenes of {config.keys} are in both sets; a score needs {least} or more."
         )
     return joined.take(rows)
-
-
-def _paired(joined: Joined, other: Joined) -> tuple[Joined, Joined]:
-    """Both joins, reduced to the scenes that all three sets have."""
-    rows, others = common_rows(joined.keys_S, other.keys_S)
-    return joined.take(rows), other.take(others)
 
 
 def _without(joined: Joined, leaked: Leakage | Unknown, config: AlignConfig) -> list[float | None]:

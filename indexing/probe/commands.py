@@ -1,16 +1,13 @@
-"""Probe an embedding set for a label, with a linear classifier and nearest neighbours.
-
-Owns: the command line of `goodviews probe`. Does not own: the job (`indexing.probe.job`).
-"""
+"""Probe an embedding set for a label, with a linear classifier and nearest neighbours."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
-from indexing.scores.printing import interval, number, print_scores
-from infra.output import print_json
+from indexing.scores.printing import Row, interval, number, print_scores
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -56,25 +53,16 @@ def probe(
             name=set_, labels=source, key=key, label=label, layer=layer, captions=captions, probe=how
         )
         rows += probe_set(where, config)
-    if json:
-        print_json(rows)
-    else:
-        _print(rows)
+    print_scores(rows, _COLUMNS, ("probe", "label", "of"), as_json=json)
 
 
-def _print(rows: list[dict[str, Any]]) -> None:
-    columns = ("probe", "label", "accuracy", "95 %", "chance", "n", "classes", "of")
-    cells = (
-        [
-            row["metric"].removeprefix("probe_"),
-            row["right"],
-            number(row["value"]),
-            interval(row),
-            number(row["chance"]),
-            f"{row['n']:,}",
-            str(row["classes"]),
-            row["left"],
-        ]
-        for row in rows
-    )
-    print_scores(columns, ("probe", "label", "of"), cells)
+_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "probe": lambda row: str(row["metric"]).removeprefix("probe_"),
+    "label": lambda row: str(row["right"]),
+    "accuracy": lambda row: number(row["value"]),
+    "95 %": interval,
+    "chance": lambda row: number(row["chance"]),
+    "n": lambda row: f"{row['n']:,}",
+    "classes": lambda row: str(row["classes"]),
+    "of": lambda row: str(row["left"]),
+}

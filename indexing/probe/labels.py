@@ -1,6 +1,5 @@
 """Labels of scenes: from a file, or from the true states that a source knows.
 
-Owns: reading them and the sentence for what is wrong with them. Does not own: probing (`probes`).
 Invariant: a scene has one label; two that differ are refused, not overwritten.
 
     labels.csv, labels.parquet     a column of scene keys and one of labels
@@ -37,7 +36,8 @@ def read_labels(home: Home, source: str, record: EmbeddingRecord, columns: tuple
     for column in columns:
         if column not in table.column_names:
             raise InputError(
-                f"{source} has no column {column!r}; it has {', '.join(table.column_names)}. Name them with --key and --label."
+                f"{source} has no column {column!r}; it has {', '.join(table.column_names)}. "
+                "Name them with --key and --label."
             )
     labels: dict[str, str] = {}
     for key, label in zip(*(table[column].to_pylist() for column in columns), strict=True):
@@ -45,7 +45,7 @@ def read_labels(home: Home, source: str, record: EmbeddingRecord, columns: tuple
             continue
         if labels.setdefault(str(key), str(label)) != str(label):
             raise InputError(
-                f"{source} gives scene {key!r} two labels, {labels[str(key)]!r} and {label!r}. Leave one of the rows."
+                f"{source} gives scene {key!r} two labels, {labels[str(key)]!r} and {label!r}. Keep one of the rows."
             )
     if not labels:
         raise InputError(f"{source} holds no labelled scene. Give a file with rows of a key and a label.")
@@ -53,7 +53,7 @@ def read_labels(home: Home, source: str, record: EmbeddingRecord, columns: tuple
 
 
 def name_of(source: str, columns: tuple[str, str]) -> str:
-    """What labels are called beside a score: two files, or two columns of one, are two things to be read off a set."""
+    """The name of labels in a row. The digest and the column are part of it, so two files or columns have two names."""
     if source.startswith(STATES):
         return source
     digest = storage.digest(storage.absolute(source)).sha256[:16]
@@ -78,27 +78,31 @@ def _read(source: str, columns: tuple[str, str]) -> pa.Table:
 def _from_states(home: Home, attribute: str, record: EmbeddingRecord) -> dict[str, str]:
     if record.dataset is None or record.version is None:
         raise InputError(
-            f"{record.name!r} names no dataset, so its scenes have no known states. Embed it with `goodviews embed`, or give a label file."
+            f"{record.name!r} names no dataset, so its scenes have no known states. "
+            "Embed it with `goodviews embed`, or give a label file."
         )
     with lake.reading(home) as reader:
-        query = "SELECT scene_key, state FROM versions.states WHERE dataset = ? AND version = ? AND (? IS NULL OR split = ?)"
+        query = """SELECT scene_key, state FROM versions.states
+            WHERE dataset = ? AND version = ? AND (? IS NULL OR split = ?)"""
         rows = reader.rows(query, [record.dataset, record.version, record.split, record.split])
     if not rows:
         raise InputError(
-            f"The source of {record.dataset}@{record.version} knows no true states of split {record.split}. Give a label file."
+            f"The source of {record.dataset}@{record.version} knows no true states of split {record.split}. "
+            "Give a label file."
         )
     states = {str(key): orjson.loads(state) for key, state in rows}
     labels = {key: value for key, state in states.items() if (value := attribute_of(state, attribute)) is not None}
     if not labels:
         known = ", ".join(sorted(next(iter(states.values()))))
         raise UsageError(
-            f"No state of {record.dataset} has a plain value at {attribute!r}. States hold {known}; write for example states:place or states:things.0.kind."
+            f"No state of {record.dataset} has a plain value at {attribute!r}. States hold {known}; "
+            "write for example states:place or states:things.0.kind."
         )
     return labels
 
 
 def attribute_of(state: Any, attribute: str) -> str | None:
-    """The plain value at a dotted path; `.count` of a list is its length. None where the path leads nowhere or to no plain value."""
+    """The plain value at a dotted path, None without one; `.count` of a list is its length."""
     for word in attribute.split("."):
         if isinstance(state, dict) and word in state:
             state = state[word]

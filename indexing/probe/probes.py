@@ -1,11 +1,10 @@
-"""Probes: what a frozen space says about a label, by a linear classifier and by nearest neighbours.
+"""Probes: the cross-validated accuracy of a label, by a linear classifier and by nearest neighbours.
 
-Owns: cross-validated predictions of every item and what they read at chance. Does not own: labels (`labels`), rows and commands.
 Invariant: the features of an item are scaled and classified by models that never saw an item of its scene.
 
 linear: logistic regression (L2, C = 1) on features standardised in the training folds.
-knn: majority of the k nearest by cosine among the training folds, exact; a tie of votes goes to the label whose nearest voter
-is nearest. An item with a zero vector has no neighbours and is counted wrong.
+knn: majority of the k nearest by cosine among the training folds, exact; a tie of votes goes to the label whose nearest
+voter is nearest. An item with a zero vector has no neighbours and is counted wrong.
 Chance is the rate of the largest class, which a classifier reaches that has learned nothing.
 N items, D dims.
 """
@@ -39,7 +38,7 @@ class ProbeConfig:
     k: int = 10
     "Neighbours of the probe knn."
     seed: int = 0
-    "Of the folds."
+    "Seed of the folds."
     bootstrap: BootstrapConfig = field(default_factory=BootstrapConfig)
 
     def __post_init__(self) -> None:
@@ -77,7 +76,8 @@ def probe(x_ND: Table, labels_N: Sequence[Any], scenes_N: Sequence[str], config:
     classes, codes_N = np.unique(names.astype(str), return_inverse=True)
     if len(classes) < 2:
         raise InputError(
-            f"Of {len(kept):,} labelled items {int(kept.sum()):,} belong to {len(classes)} classes with {config.folds} or more scenes; a probe needs two. Give more labels, or fewer --folds."
+            f"Of {len(kept):,} labelled items {int(kept.sum()):,} belong to {len(classes)} classes with {config.folds} or "
+            "more scenes; a probe needs two. Give more labels, or fewer --folds."
         )
     chance = Counter(codes_N.tolist()).most_common(1)[0][1] / len(codes_N)
     folds = list(_folds(x, codes_N, scenes, config))
@@ -117,12 +117,8 @@ def _usable(names: Keys, scenes: Keys, folds: int) -> Mask:
 def _folds(x: Table, codes_N: Ids, scenes: Keys, config: ProbeConfig) -> Iterator[tuple[Ids, Ids]]:
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
-    if _alone(scenes):
-        splitter: Any = StratifiedKFold(config.folds, shuffle=True, random_state=config.seed)
-        yield from splitter.split(x, codes_N)
-    else:
-        splitter = StratifiedGroupKFold(config.folds, shuffle=True, random_state=config.seed)
-        yield from splitter.split(x, codes_N, scenes)
+    kind, groups = (StratifiedKFold, None) if _alone(scenes) else (StratifiedGroupKFold, scenes)
+    yield from kind(config.folds, shuffle=True, random_state=config.seed).split(x, codes_N, groups)
 
 
 def _alone(scenes: Keys) -> bool:
@@ -137,7 +133,7 @@ def _linear(x: Table, codes_N: Ids, train: Ids, test: Ids) -> Ids:
 
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=ITERATIONS))
     with warnings.catch_warnings():
-        # What is not yet at its optimum is scored as it is; the interval does not hang on the last digit.
+        # A fit that has not converged is scored as it is; the interval is wider than the last digits.
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(np.asarray(x[train], np.float64), codes_N[train])
     return np.asarray(model.predict(np.asarray(x[test], np.float64)), np.int64)

@@ -1,16 +1,13 @@
-"""Fit a rotation between two embedding sets and score what it finds on other scenes.
-
-Owns: the command line of `goodviews rotate`. Does not own: the job (`indexing.rotate.job`), transfer (`indexing.rotate.transfer`).
-"""
+"""Fit a rotation between two embedding sets and score what it finds on other scenes."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
-from indexing.scores.printing import interval, number, print_scores, warn
-from infra.output import print_json
+from indexing.scores.printing import Row, interval, number, print_scores
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -80,11 +77,10 @@ def rotate(
             bootstrap=drawing,
         )
         rows = rotate_sets(where, config)
-    warn(rows)
-    if json:
-        print_json(rows)
-    else:
-        _print(rows)
+    print_scores(rows, _COLUMNS, ("map", "direction", "captions", "metric"), as_json=json)
+    map_id = next(filter(None, (row.get("map_id") or row.get("applied_map_id") for row in rows)), None)
+    if map_id is not None and not json:
+        print(f"map {map_id}")
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:
@@ -96,25 +92,15 @@ def _numbers(text: str | None) -> tuple[int, ...]:
         raise UsageError(f"--curve is {text!r}; write numbers of pairs with commas, such as 10,30,100.") from None
 
 
-def _print(rows: list[dict[str, Any]]) -> None:
-    """A line a number; the controls are part of the result."""
-    columns = ("map", "pairs", "direction", "captions", "metric", "value", "95 %", "chance", "n", "ties")
-    cells = (
-        [
-            f"{row['map']}, difference" if "difference" in row else str(row["map"]),
-            f"{row['pairs']:,}",
-            str(row["direction"]).replace("_", " "),
-            str(row["protocol"]),
-            str(row["metric"]),
-            number(row["value"]),
-            interval(row),
-            number(row["chance"]),
-            f"{row['n']:,}",
-            f"{row['ties']:.1%}",
-        ]
-        for row in rows
-    )
-    console = print_scores(columns, ("map", "direction", "captions", "metric"), cells)
-    named = (row.get("map_id") or row.get("applied_map_id") for row in rows)
-    if map_id := next(filter(None, named), None):
-        console.print(f"map {map_id}", highlight=False)
+_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "map": lambda row: f"{row['map']}, difference" if "difference" in row else str(row["map"]),
+    "pairs": lambda row: f"{row['pairs']:,}",
+    "direction": lambda row: str(row["direction"]).replace("_", " "),
+    "captions": lambda row: str(row["protocol"]),
+    "metric": lambda row: str(row["metric"]),
+    "value": lambda row: number(row["value"]),
+    "95 %": interval,
+    "chance": lambda row: number(row["chance"]),
+    "n": lambda row: f"{row['n']:,}",
+    "ties": lambda row: f"{row['ties']:.1%}",
+}

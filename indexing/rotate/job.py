@@ -1,9 +1,7 @@
-"""The job behind `goodviews rotate`: fit a map between two embedding sets, score it on other scenes, keep it.
+"""The job behind `goodviews rotate`: fit a map between two embedding sets, score it on other scenes, and save it.
 
-Owns: what is fitted on what, the controls, the curve over pairs, the paired baseline, transfer, rows and files. Does not own: the
-maps (`rotation`), the numbers (`recall`), the files' shape (`maps`).
-Invariants: no scene is fitted on and scored; every result stands beside a random map and one fitted on shuffled pairs; a baseline
-is fitted and scored on the same scenes.
+Invariants: no scene is both fitted on and scored; every result stands beside a random map and a map fitted on shuffled
+pairs; a baseline is fitted and scored on the same scenes.
 """
 
 from __future__ import annotations
@@ -17,14 +15,14 @@ from typing import Any, Final
 import numpy as np
 
 from catalog.rows import embeddings
-from catalog.rows.alignments import DIFFERENCE, difference_row, digest_of, record_alignments
+from catalog.rows.alignments import difference_row, digest_of, record_alignments
 from catalog.rows.embeddings import EmbeddingRecord
 from indexing.rotate import maps
-from indexing.rotate.outcomes import Setting, Trial, differences, picks_table, rows_of
-from indexing.rotate.recall import Captions, Key, Queries, Tally, retrieve
+from indexing.rotate.outcomes import Setting, Trial, differences, picks_table, rows_of, trial_of
+from indexing.rotate.recall import Captions
 from indexing.rotate.rotation import FittedMap, MapConfig, fit
 from indexing.scores.records import place_of, plain
-from indexing.sets.joins import JoinConfig, Joined, common_rows, join, scene_vectors
+from indexing.sets.joins import ONE_A_SCENE, JoinConfig, Joined, common_rows, join, on_common_scenes, scene_vectors
 from indexing.sets.leakage import leakage
 from indexing.sets.spaces import differing, space_of
 from indexing.uncertainty.bootstrap import BootstrapConfig
@@ -40,21 +38,21 @@ LEAST_SCORED: Final = 2
 
 @dataclass(frozen=True, kw_only=True)
 class MappingConfig:
-    """One call of `goodviews rotate`. Exactly one of fit, fit_pairs and fit_share says where fit pairs come from."""
+    """One call of `goodviews rotate`. Exactly one of fit, fit_pairs and fit_share chooses the fit pairs."""
 
     left: str
     right: str
     fit: str | None = None
-    "Split of which both models have a set too: the fit pairs."
+    "Split to fit on; both models need a set of it."
     fit_pairs: int | None = None
-    "So many scenes of LEFT and RIGHT, drawn by hash; the others are scored."
+    "Number of scenes of LEFT and RIGHT to fit on, drawn by hash; the others are scored."
     fit_share: float | None = None
     splits: int = 20
     "Random divisions, with fit_pairs and fit_share."
     pairs: int | None = None
-    "At most so many of the fit pairs."
+    "Most fit pairs that are used."
     curve: tuple[int, ...] = ()
-    "Recall for these numbers of pairs as well."
+    "Further numbers of pairs to score."
     against: str | None = None
     map: MapConfig = field(default_factory=MapConfig)
     join: JoinConfig = field(default_factory=JoinConfig)
@@ -73,7 +71,7 @@ class MappingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """Scenes to fit on and to score, which are one table under random divisions. captions: of the scored scenes."""
+    """Scenes to fit on and to score, one table under random divisions. captions: of the scored scenes."""
 
     fit: Joined
     scored: Joined
@@ -83,25 +81,24 @@ class Pairs:
 
     @property
     def scored_digest(self) -> str:
-        """Of the scored scenes and of those to fit on; random divisions follow from both, their seed and their number."""
+        """Digest of the scored scenes and those to fit on, which with seed and number decide the random divisions."""
         return digest_of(self.scored.keys_S, self.fit.keys_S, [str(self.most)])
 
     @property
     def most(self) -> int:
-        """Fit pairs of a division."""
+        """Number of fit pairs of a division."""
         return len(self.divisions[0].fit)
 
 
 def rotate_sets(home: Home, config: MappingConfig) -> list[dict[str, Any]]:
-    """Fit, score, save the map of the first division, record; plain objects: rows, then differences with `against`.
+    """Fit, score, save the map of the first division, record; return the rows, then the differences to `against`.
 
     Raises InputError for sets that are not there or do not join, and where a side of a division would be empty.
     """
     left, right = embeddings.find(home, config.left), embeddings.find(home, config.right)
     tables = _tables(home, left, right, config)
-    baseline = None
-    if config.against is not None:
-        baseline = embeddings.find(home, config.against)
+    baseline = None if config.against is None else embeddings.find(home, config.against)
+    if baseline is not None:
         tables, baseline_tables = _paired(tables, _tables(home, baseline, right, config))
     pairs = _divided(home, tables, config)
     main = _trial(pairs, config, config.map.kind, _most(pairs, config))
@@ -120,15 +117,17 @@ def rotate_sets(home: Home, config: MappingConfig) -> list[dict[str, Any]]:
     )
     rows = [row for trial in trials for row in rows_of(setting, trial)]
     gaps: list[dict[str, Any]] = []
+    gap_rows = []
     if baseline is not None:
-        baseline_scores = _trial(_divided(home, baseline_tables, config), config, config.map.kind, main.pairs)
-        gaps = list(differences(main, baseline_scores, (left.name, baseline.name), config.bootstrap))
+        other = _trial(_divided(home, baseline_tables, config), config, config.map.kind, main.pairs)
+        gaps = list(differences(main, other, (left.name, baseline.name), config.bootstrap))
         of = {(row.metric, row.protocol, row.direction): row for row in rows_of(setting, main)}
-        scored = [of[gap["metric"], gap["protocol"], gap["direction"]] for gap in gaps]
         named = (baseline.embedding_id, baseline.name)
-        rows += [difference_row(row, named, gap) for row, gap in zip(scored, gaps, strict=True)]
-    record_alignments(home, rows)
-    return [*(plain(row) for row in rows if not row.metric.endswith(DIFFERENCE)), *gaps]
+        for gap in gaps:
+            row = of[gap["metric"], gap["protocol"], gap["direction"]]
+            gap_rows.append(difference_row(row, named, gap))
+    record_alignments(home, rows + gap_rows)
+    return [*(plain(row) for row in rows), *gaps]
 
 
 def _selection(pairs: Pairs, config: MappingConfig) -> str:
@@ -141,7 +140,7 @@ def _selection(pairs: Pairs, config: MappingConfig) -> str:
 
 
 def _tables(home: Home, left: EmbeddingRecord, right: EmbeddingRecord, config: MappingConfig) -> tuple[Joined, Joined]:
-    """Tables to fit on and to score, the same one under random divisions."""
+    """The join to fit on and the join to score, the same one under random divisions."""
 
     def joined(a: EmbeddingRecord, b: EmbeddingRecord) -> Joined:
         return join(*(scene_vectors(home, record, None, config.join) for record in (a, b)), least=LEAST_SCORED)
@@ -153,7 +152,8 @@ def _tables(home: Home, left: EmbeddingRecord, right: EmbeddingRecord, config: M
     both, _ = common_rows(fitted.keys_S, scored.keys_S)
     if len(both):
         raise InputError(
-            f"{len(both):,} scenes, among them {fitted.keys_S[both[0]]!r}, are in the fit split {config.fit} and among the scored ones; a map knows the answers it was fitted on. Name another split with --fit."
+            f"{len(both):,} scenes, among them {fitted.keys_S[both[0]]!r}, are in the fit split {config.fit} and among the "
+            "scored ones; a map knows the answers it was fitted on. Name another split with --fit."
         )
     return fitted, scored
 
@@ -161,8 +161,8 @@ def _tables(home: Home, left: EmbeddingRecord, right: EmbeddingRecord, config: M
 def sibling(home: Home, record: EmbeddingRecord, split: str) -> EmbeddingRecord:
     """The newest set of the same space, version and kind on another split.
 
-    Raises InputError when nobody embedded it, and says so when a set only looks like it: the label of a model outlives its
-    weights.
+    Raises InputError without one. Two sets with one label of a model may be of two spaces, since a label can outlive the
+    weights; the message then names the facts that differ.
     """
     facts = ("dataset", "version", "observation", "roles", "pooling", "averaging", "layers", "max_length")
     others = [other for other in embeddings.list_sets(home) if other.split == split and other.dataset == record.dataset]
@@ -177,11 +177,11 @@ def sibling(home: Home, record: EmbeddingRecord, split: str) -> EmbeddingRecord:
     hint = ""
     if near:
         differ = ", ".join(dict.fromkeys(wrong[near[-1].embedding_id]))
-        hint = (
-            f" ({near[-1].name!r} bears that label, but differs in {differ}, so a map fitted on it would mean nothing)"
-        )
+        hint = f" ({near[-1].name!r} has that label, but differs in {differ}, so a map fitted on it would mean nothing)"
     raise InputError(
-        f"There is no embedding set of {record.model!r} ({record.observation}) for split {split} of {record.dataset}{hint}. Make it with `goodviews embed --model {record.model} --dataset {record.dataset} --split {split} --of {record.observation}`, or divide the scored scenes with --fit-pairs."
+        f"There is no embedding set of {record.model!r} ({record.observation}) for split {split} of {record.dataset}{hint}. "
+        f"Make it with `goodviews embed --model {record.model} --dataset {record.dataset} --split {split} "
+        f"--of {record.observation}`, or divide the scored scenes with --fit-pairs."
     )
 
 
@@ -189,11 +189,7 @@ def _paired(
     own: tuple[Joined, Joined], other: tuple[Joined, Joined]
 ) -> tuple[tuple[Joined, Joined], tuple[Joined, Joined]]:
     """Both systems on the scenes that both have, in the fit tables and in the scored ones."""
-    taken = []
-    for a, b in zip(own, other, strict=True):
-        rows_a, rows_b = common_rows(a.keys_S, b.keys_S)
-        taken.append((a.take(rows_a), b.take(rows_b)))
-    (fit_a, fit_b), (scored_a, scored_b) = taken
+    (fit_a, fit_b), (scored_a, scored_b) = (on_common_scenes(a, b) for a, b in zip(own, other, strict=True))
     return (fit_a, scored_a), (fit_b, scored_b)
 
 
@@ -215,14 +211,13 @@ def all_captions(home: Home, joined: Joined) -> Captions | None:
     """Every caption of the scored scenes, of the side that has several a scene; the right one if both have."""
     for side, vectors in (("right", joined.right), ("left", joined.left)):
         record = vectors.record
-        if record.observation != "captions" or vectors.rule == "one vector a scene":
+        if record.observation != "captions" or vectors.rule == ONE_A_SCENE:
             continue
         keys = embeddings.read_keys(home, record)
-        scenes = np.searchsorted(
-            joined.keys_S.astype(str), keys["scene_key"].to_numpy(zero_copy_only=False).astype(str)
-        )
+        names_C = keys["scene_key"].to_numpy(zero_copy_only=False)
+        scenes = np.searchsorted(joined.keys_S.astype(str), names_C.astype(str))
         scenes = np.minimum(scenes, len(joined.keys_S) - 1)
-        known = joined.keys_S[scenes] == keys["scene_key"].to_numpy(zero_copy_only=False)
+        known = joined.keys_S[scenes] == names_C
         layer = embeddings.read_layer(home, record, max(vectors.layers))
         return Captions(
             side=side,
@@ -237,7 +232,8 @@ def _most(pairs: Pairs, config: MappingConfig) -> int:
     wanted = [n for n in (config.pairs, *config.curve) if n is not None]
     if wanted and max(wanted) > pairs.most:
         raise InputError(
-            f"{max(wanted):,} pairs are asked for, and there are {pairs.most:,} to fit on. Ask for fewer, or fit on a larger split."
+            f"{max(wanted):,} pairs are asked for, and there are {pairs.most:,} to fit on. "
+            "Ask for fewer, or fit on a larger split."
         )
     return config.pairs or pairs.most
 
@@ -246,22 +242,14 @@ def _most(pairs: Pairs, config: MappingConfig) -> int:
 
 
 def _trial(pairs: Pairs, config: MappingConfig, kind: str, n_pairs: int) -> Trial:
-    tally = Tally(len(pairs.scored.keys_S))
-    first: FittedMap | None = None
-    picks: dict[Key, Queries] = {}
-    for number, division in enumerate(pairs.divisions):
-        fitted = _fitted(pairs, config, kind, (number, division.fit[:n_pairs]))
-        outcome = retrieve(pairs.scored, pairs.captions, fitted, division.scored)
-        tally.add(outcome, division.scored)
-        if first is None:
-            first, picks = fitted, outcome
-    if first is None:
-        raise AssertionError("unreachable: there is at least one division")
-    return Trial(map=kind, pairs=n_pairs, measures=tally.measures(config.bootstrap), first=first, picks=picks)
+    maps_of = (
+        (_fitted(pairs, config, kind, number, division.fit[:n_pairs]), division.scored)
+        for number, division in enumerate(pairs.divisions)
+    )
+    return trial_of(kind, n_pairs, maps_of, pairs.scored, pairs.captions, config.bootstrap)
 
 
-def _fitted(pairs: Pairs, config: MappingConfig, kind: str, part: tuple[int, Ids]) -> FittedMap:
-    number, rows = part
+def _fitted(pairs: Pairs, config: MappingConfig, kind: str, number: int, rows: Ids) -> FittedMap:
     seed = seeds.derive(config.map.seed, "indexing.mapping", kind, number)
     x, y = pairs.fit.left.last[rows], pairs.fit.right.last[rows]
     if kind == "shuffled":
@@ -297,7 +285,7 @@ def _save(home: Home, pairs: Pairs, config: MappingConfig, trials: Sequence[Tria
 
 
 def _scored_by(pairs: Pairs) -> str:
-    """What the picks beside a map are of: the same map that is scored on another set is kept once more, with its own."""
+    """Digest of the scored sets and scenes. With it in its id, a map scored on other scenes keeps its own picks."""
     sides = (pairs.scored.left.record.embedding_id, pairs.scored.right.record.embedding_id)
     return digest_of(sides, [pairs.scored.rule], pairs.scored.keys_S[pairs.divisions[0].scored])
 

@@ -5,7 +5,7 @@ Invariant: a row says on which pairs its map was fitted and on which scenes it w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from catalog.rows.alignments import AlignmentRow
 from indexing.rotate import maps
-from indexing.rotate.recall import Key, Measure, Queries
+from indexing.rotate.recall import Captions, Key, Measure, Queries, Tally, retrieve
 from indexing.rotate.rotation import FittedMap
 from indexing.scores.records import columns_of
 from indexing.sets.joins import Joined, Keys
@@ -35,6 +35,25 @@ class Trial:
     first: FittedMap
     picks: dict[Key, Queries]
     brief: bool = False
+
+
+def trial_of(
+    name: str,
+    pairs: int,
+    maps_of: Iterable[tuple[FittedMap, Ids]],
+    joined: Joined,
+    captions: Captions | None,
+    config: BootstrapConfig,
+) -> Trial:
+    """Score one map a division on its rows of the joined table. name: kind of the maps, or shuffled."""
+    tally = Tally(len(joined.keys_S))
+    first: tuple[FittedMap, dict[Key, Queries]] | None = None
+    for fitted, rows in maps_of:
+        outcome = retrieve(joined, captions, fitted, rows)
+        tally.add(outcome, rows)
+        first = first or (fitted, outcome)
+    assert first is not None  # there is at least one division
+    return Trial(map=name, pairs=pairs, measures=tally.measures(config), first=first[0], picks=first[1])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ Invariant: a map is applied to the models, layers and pooling that it was fitted
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,7 @@ from catalog.rows.alignments import digest_of, record_alignments
 from catalog.rows.embeddings import EmbeddingRecord
 from indexing.rotate.job import LEAST_SCORED, all_captions
 from indexing.rotate.maps import MapRecord, StoredMap, load_map
-from indexing.rotate.outcomes import Setting, Trial, rows_of
-from indexing.rotate.recall import Captions, Tally, retrieve
+from indexing.rotate.outcomes import Setting, rows_of, trial_of
 from indexing.rotate.rotation import FittedMap, MapConfig, random_rotation
 from indexing.scores.records import plain
 from indexing.sets.joins import JoinConfig, Joined, join, scene_vectors
@@ -47,7 +47,12 @@ def apply_map(
     rows = _rows_to_score(joined, stored)
     captions = all_captions(home, joined)
     maps = {stored.record.kind: stored.fitted, "random": _random(stored.fitted), "shuffled": stored.shuffled}
-    trials = [_trial(joined, captions, rows, (kind, fitted), stored, bootstrap) for kind, fitted in maps.items()]
+    trials = [
+        replace(
+            trial_of(kind, stored.record.pairs, [(fitted, rows)], joined, captions, bootstrap), brief=kind in CONTROLS
+        )
+        for kind, fitted in maps.items()
+    ]
     fitted_on = f"{stored.record.dataset or stored.record.left['name']}, split {stored.record.split}"
     setting = Setting(
         joined=joined,
@@ -107,24 +112,3 @@ def _random(fitted: FittedMap) -> FittedMap:
     weights = {"w": random_rotation(len(fitted.x_mean_D), len(fitted.y_mean_E), fitted.config.seed)}
     config = MapConfig(kind="random", centre=fitted.config.centre, unit=fitted.config.unit, seed=fitted.config.seed)
     return FittedMap(config=config, x_mean_D=fitted.x_mean_D, y_mean_E=fitted.y_mean_E, weights=weights)
-
-
-def _trial(
-    joined: Joined,
-    captions: Captions | None,
-    rows: Ids,
-    named: tuple[str, FittedMap],
-    stored: StoredMap,
-    bootstrap: BootstrapConfig,
-) -> Trial:
-    tally = Tally(len(joined.keys_S))
-    outcome = retrieve(joined, captions, named[1], rows)
-    tally.add(outcome, rows)
-    return Trial(
-        map=named[0],
-        pairs=stored.record.pairs,
-        measures=tally.measures(bootstrap),
-        first=named[1],
-        picks=outcome,
-        brief=named[0] in CONTROLS,
-    )

@@ -1,38 +1,42 @@
-"""What the commands of indexing print: tables of scores on stdout, warnings on stderr."""
+"""Printed scores of the commands: JSON or a table on stdout, warnings on stderr."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from infra.output import print_json
+
+Row = Mapping[str, Any]
 
 
-def warn(rows: list[dict[str, Any]]) -> None:
-    """Print the alarms of all rows to stderr, each once."""
+def print_scores(
+    rows: list[dict[str, Any]], columns: Mapping[str, Callable[[Row], str]], words: Collection[str], *, as_json: bool
+) -> None:
+    """Print rows as JSON or as a table without borders, after their alarms, each once.
+
+    columns: heading -> text of a row. words: the columns that are aligned left; numbers are aligned right.
+    """
     for sentence in dict.fromkeys(sentence for row in rows for sentence in row.get("alarms", [])):
         typer.echo(f"warning: {sentence}.", err=True)
-
-
-def print_scores(columns: Sequence[str], lefts: Collection[str], rows: Iterable[Sequence[str]]) -> Console:
-    """Print a table without borders; the columns `lefts` are aligned left. Returns the console."""
+    if as_json:
+        print_json(rows)
+        return
     # Imported here: rich takes 0.05 s, and `--json` needs none of it.
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
     for name in columns:
-        table.add_column(name, overflow="fold", justify="left" if name in lefts else "right")
+        table.add_column(name, overflow="fold", justify="left" if name in words else "right")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(text(row) for text in columns.values()))
     # Cells are folded on a terminal only: a file or a pipe is as wide as its lines.
     console = Console() if sys.stdout.isatty() else Console(width=240)
     console.print(table, markup=False)
-    return console
 
 
 def number(value: float | None) -> str:
@@ -40,6 +44,6 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def interval(row: dict[str, Any]) -> str:
+def interval(row: Row) -> str:
     """`low to high`, or a dash."""
     return "-" if row["low"] is None else f"{row['low']:.4f} to {row['high']:.4f}"

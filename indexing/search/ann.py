@@ -1,10 +1,8 @@
-"""Approximate indexes: a FAISS factory string, or a wish in the user's units, and an audit against exact neighbours.
+"""Approximate indexes, by a FAISS factory string or by limits in the user's units, audited against exact neighbours.
 
-Owns: which index is built, its search parameters, what is measured of it. Does not own: files (`indexing.search.indexes`), exact
-neighbours (`indexing.search.knn`).
-Invariant: no index is handed out without an audit on a fixed sample of its own rows.
+Invariant: every index that is returned was audited on a fixed sample of its own rows.
 
-N: rows of the index. D: dimensions. M: queries. K: neighbours. Places of an index are row numbers among the defined rows.
+M: queries. K: neighbours. Places of an index are row numbers among the defined rows.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from infra.errors import InputError, UsageError
 from infra.vectors import Ids, Singles
 
 SAMPLE: Final = 500
-"Queries of the audit; the interval of a recall of .95 on them is .02 wide."
+"Queries of the audit: the interval of a recall of .95 is then .02 wide."
 TIMED: Final = 100
 "Queries that are timed one by one."
 TRAIN_ROWS_PER_LIST: Final = 64
@@ -36,7 +34,7 @@ CENTROID_ROWS: Final = 39
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What an index shall be: share of the true k neighbours found, bytes, milliseconds of one query alone."""
+    """Limits of an index: share of the true k neighbours found, bytes, milliseconds of a single query."""
 
     recall: float = 0.95
     memory_bytes: int | None = None
@@ -55,10 +53,10 @@ class Wish:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What a sample of the index's own rows, each searched for without itself, says of an index.
+    """Measures of an index on a sample of its own rows, each searched without itself.
 
     recall: share of the k neighbours found; a row whose exact score equals that of the k-th counts. absent: share of the
-    k places that the index left empty (-1). ms_per_query: median of single queries. bytes: of the index.
+    k places that the index left empty (-1). ms_per_query: median of single queries. bytes: size of the index.
     """
 
     factory: str
@@ -71,7 +69,7 @@ class Audit:
     bytes: int
 
     def flags(self, wish: Wish) -> list[str]:
-        """Sentences on what falls short of the wish; empty when nothing does."""
+        """The limits of the wish that the index misses, a sentence each."""
         found = []
         if self.recall < wish.recall:
             found.append(f"recall@{self.k} is {self.recall:.3f}, wished was {wish.recall:g}")
@@ -86,7 +84,7 @@ class Audit:
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """An index with its audit, what of the wish it misses, and the audits of all that were tried."""
+    """An index with its audit, the limits of the wish that it misses, and the audits of all that were tried."""
 
     index: Any
     audit: Audit
@@ -95,11 +93,11 @@ class Built:
 
 
 def build(rows: Rows, wish: Wish, *, factory: str | None = None, parameters: str | None = None) -> Built:
-    """The index of that factory string, or of several the fastest that grants the wish, over the defined rows.
+    """The index of that factory, or the fastest of several that keeps the limits of the wish, over the defined rows.
 
     parameters: such as `nprobe=16` or `efSearch=64`; None: the cheapest that reach the wished recall.
-    A named factory is returned with flags when it misses the wish. Raises InputError when no index of the list grants the
-    wish, and when there are too few rows, UsageError for a factory or parameters that FAISS does not know.
+    A named factory that misses the wish is returned with flags. Raises InputError when no candidate keeps the limits and
+    when there are too few rows, UsageError for a factory or parameters that FAISS does not know.
     """
     defined_N = np.flatnonzero(rows.norms_N)
     if len(defined_N) < 2:
@@ -129,7 +127,7 @@ def build(rows: Rows, wish: Wish, *, factory: str | None = None, parameters: str
 
 
 def candidate_factories(n: int, dims: int, wish: Wish) -> list[str]:
-    """Factories whose index fits into the wished memory, as far as their bytes can be told beforehand."""
+    """Factories whose index should fit into the wished memory, by an estimate of its bytes."""
     lists = max(1, min(2 ** round(math.log2(4 * math.sqrt(n))), n // CENTROID_ROWS))
     codes = max(m for m in range(1, max(1, dims // 4) + 1) if dims % m == 0)
     centroids = 4.0 * dims * lists / n
@@ -141,7 +139,7 @@ def candidate_factories(n: int, dims: int, wish: Wish) -> list[str]:
         "HNSW32,SQ8": dims + 290,
         f"IVF{lists},PQ{codes}x8": codes + 8 + centroids + 1024.0 * dims / n,
     }
-    # Product quantisation trains long and finds least: only where nothing else fits.
+    # Product quantisation trains long and finds least, so it is tried only where nothing else fits.
     names = [name for name, size in bytes_per_row.items() if size * n <= (wish.memory_bytes or math.inf)]
     return [name for name in names if "PQ" not in name] or names
 
@@ -153,17 +151,21 @@ def train(rows: Rows, defined_N: Ids, factory: str) -> Any:
     try:
         index = faiss.index_factory(rows.dims, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
-        message = f"FAISS knows no index {factory!r} for {rows.dims} dimensions ({_reason(error)}). Name one as in https://github.com/facebookresearch/faiss/wiki/The-index-factory."
-        raise UsageError(message) from error
+        raise UsageError(
+            f"FAISS knows no index {factory!r} for {rows.dims} dimensions ({_reason(error)}). "
+            "Name one as in https://github.com/facebookresearch/faiss/wiki/The-index-factory."
+        ) from error
     ivf = faiss.try_extract_index_ivf(index)
     most = TRAIN_ROWS_PER_LIST * max(1024, ivf.nlist if ivf is not None else 0)
     try:
-        index.train(_unit(rows, _drawn(defined_N, most)))
+        index.train(rows.gather_unit(_drawn(defined_N, most)))
         for start in range(0, len(defined_N), ADD_ROWS):
-            index.add(_unit(rows, defined_N[start : start + ADD_ROWS]))
+            index.add(rows.gather_unit(defined_N[start : start + ADD_ROWS]))
     except RuntimeError as error:
-        message = f"FAISS cannot build {factory!r} over {len(defined_N):,} rows ({_reason(error)}). An index of L lists or 2^b codes needs more rows than that; name a smaller one."
-        raise InputError(message) from error
+        raise InputError(
+            f"FAISS cannot build {factory!r} over {len(defined_N):,} rows ({_reason(error)}). "
+            "An index of L lists or 2^b codes needs more rows than that; name a smaller one."
+        ) from error
     return index
 
 
@@ -180,23 +182,23 @@ class _Sample:
     defined_N: Ids
     places_M: Ids
     kth_M: Singles
-    "Exact score of the last neighbour there is."
+    "Exact score of the last neighbour."
     reachable_M: Ids
-    "Neighbours there are, at most k."
+    "Number of neighbours, at most k."
     k: int
 
 
 def _sample(rows: Rows, defined_N: Ids, k: int) -> _Sample:
-    """Rows drawn by a fixed seed, with their exact neighbours over all rows."""
+    """Rows drawn by a fixed seed, with the scores of their exact neighbours over all rows."""
     places_M = _drawn(np.arange(len(defined_N), dtype=np.int64), SAMPLE)
     queries_MD = rows.x_ND[defined_N[places_M]]
-    # One more, because each finds itself; of equal rows it may be another one, which scores the same.
+    # One more, because each row finds itself; of equal rows it may find another one, which scores the same.
     exact = exact_knn(rows.x_ND, k=k + 1, queries_MD=queries_MD, options=KnnOptions())
     own_MK = exact.ids_MK == defined_N[places_M][:, None]
     own_MK[~own_MK.any(axis=1), -1] = True
     scores_MK = exact.scores_MK[~own_MK].reshape(len(places_M), k)
     reachable_M = np.isfinite(scores_MK).sum(axis=1)
-    kth_M = np.nanmin(scores_MK, axis=1)  # there is one at least, as there are two defined rows
+    kth_M = np.nanmin(scores_MK, axis=1)  # never all NaN, since there are two defined rows
     return _Sample(rows=rows, defined_N=defined_N, places_M=places_M, kth_M=kth_M, reachable_M=reachable_M, k=k)
 
 
@@ -213,7 +215,7 @@ def _tune(index: Any, factory: str, sample: _Sample, wish: Wish, parameters: str
 
 
 def _ladder(index: Any) -> Iterator[str]:
-    """Search parameters from cheap to dear."""
+    """Search parameters in the order of their cost."""
     import faiss
 
     ivf = faiss.try_extract_index_ivf(index)
@@ -269,23 +271,20 @@ def with_parameters(index: Any, parameters: str) -> Any:
         try:
             space.set_index_parameters(index, parameters)
         except RuntimeError as error:
-            message = f"The index takes no search parameters {parameters!r} ({_reason(error)}). Lists take nprobe=16, HNSW efSearch=64."
-            raise UsageError(message) from error
+            raise UsageError(
+                f"The index takes no search parameters {parameters!r} ({_reason(error)}). "
+                "Lists take nprobe=16, HNSW efSearch=64."
+            ) from error
     return index
 
 
 def _drawn(numbers_N: Ids, most: int) -> Ids:
-    """At most so many of the numbers, ascending; the same ones whenever there are as many."""
+    """At most `most` of the numbers, ascending; the same ones in every run."""
     if len(numbers_N) <= most:
         return numbers_N
     # By hash, not by NumPy's generator, whose draws may change between its releases.
     draws_N = seeds.mix(numbers_N.astype(np.uint64) ^ np.uint64(seeds.derive(0, "ann-sample")))
     return np.sort(numbers_N[np.argpartition(draws_N, most)[:most]])
-
-
-def _unit(rows: Rows, numbers_B: Ids) -> Singles:
-    part = Rows(rows.x_ND[numbers_B], name=rows.name)
-    return part.unit(0, len(part))
 
 
 def _bytes(index: Any) -> int:
@@ -304,4 +303,7 @@ def _refusal(wish: Wish, trials: list[Audit]) -> str:
     asked += [f"{wish.memory_bytes:,} bytes"] if wish.memory_bytes is not None else []
     asked += [f"{wish.ms_per_query:g} ms a query"] if wish.ms_per_query is not None else []
     tried = "; ".join(f"{a.factory}: recall {a.recall:.3f}, {a.bytes:,} bytes, {a.ms_per_query:.3g} ms" for a in trials)
-    return f"No index grants {', '.join(asked)}. Tried: {tried or 'none, as none is that small'}. Wish for less, or name one with --factory."
+    return (
+        f"No index grants {', '.join(asked)}. Tried: {tried or 'none, as none is that small'}. "
+        "Wish for less, or name one with --factory."
+    )

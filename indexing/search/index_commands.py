@@ -1,7 +1,4 @@
-"""Build approximate indexes with a measured recall; list, show and verify them.
-
-Owns: the command line of `goodviews index`. Does not own: building and judging (`indexing.search.ann`), files (`indexing.search.indexes`).
-"""
+"""Build approximate indexes with a measured recall; list, show and verify them."""
 
 from __future__ import annotations
 
@@ -60,9 +57,8 @@ def build(
     where = resolve(home, catalog)
     memory_bytes = None if memory is None else read_bytes_option(memory, "--memory")
     wish = Wish(recall=recall, memory_bytes=memory_bytes, ms_per_query=ms, k=k)
-    vectors = embeddings.find(where, set_)
-    options: dict[str, Any] = {"layer": layer, "factory": factory, "parameters": parameters, "name": name}
-    record = indexes.build_index(where, vectors, wish, **options)
+    config = indexes.IndexConfig(wish=wish, factory=factory, parameters=parameters, layer=layer, name=name)
+    record = indexes.build_index(where, embeddings.find(where, set_), config)
     for flag in record.flags:
         _log.warning("Index %s falls short of the wish: %s.", record.name, flag)
     _print(_facts(record) | {"audit": indexes.read_audit(where, record)}, as_json=json)
@@ -110,7 +106,7 @@ def verify(index: _Index, json: _Json = False, home: _Home = None, catalog: _Cat
 
 
 def read_bytes_option(text: str, option: str) -> int:
-    """Bytes of a size such as 2GB, 512MiB or 4096. Raises UsageError for anything else, and for nothing."""
+    """Bytes of a size such as 2GB, 512MiB or 4096. Raises UsageError for anything else, and for 0."""
     from infra.errors import UsageError
 
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
@@ -125,9 +121,8 @@ def _facts(record: IndexRecord) -> dict[str, Any]:
     import dataclasses
 
     found = dataclasses.asdict(record)
-    return {name: value for name, value in found.items() if name not in ("set_files", "files")} | {
-        "bytes": sum(int(file["bytes"]) for file in record.files.values())
-    }
+    del found["set_files"], found["files"]
+    return found | {"bytes": sum(int(file["bytes"]) for file in record.files.values())}
 
 
 def _print(facts: dict[str, Any], *, as_json: bool) -> None:

@@ -1,13 +1,11 @@
-"""Indexes as files: built from one layer of one embedding set, bound to it by digests, refused when anything differs.
+"""Indexes as files: built from one layer of an embedding set, bound to it by digests, and verified when opened.
 
-Owns: the folder of an index, its publication, listing, loading and verification. Does not own: how an index is built or
-judged (`indexing.search.ann`), nor the vectors (`catalog.rows.embeddings`).
-Invariants: `record.json` is published last and is the publication; an index that loads answers with the keys of exactly the
-rows it was built from.
+Invariants: `record.json` is written last and is the publication; an index that opens answers with the keys of exactly the
+rows that it was built from.
 
     HOME/indexes/<index_id>/index.faiss     over the unit rows, cosine as inner product
     HOME/indexes/<index_id>/keys.parquet    scene_key, item of place 0, 1, ... of the index
-    HOME/indexes/<index_id>/audit.json      what was measured when it was built, of all that was tried
+    HOME/indexes/<index_id>/audit.json      the wish, and the audits of all factories that were tried
     HOME/indexes/<index_id>/record.json     the IndexRecord
 """
 
@@ -20,7 +18,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -46,10 +44,10 @@ PREFIX_DIGITS: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class IndexRecord:
-    """What an index is, and what it is bound to. `name` is what people call it; created_at: seconds since the epoch.
+    """Record of an index and of the files that it is bound to. created_at: seconds since the epoch.
 
     rows: places in the index; zero rows of the set (`undefined`) have none. set_files: path -> sha256 of the set's files.
-    files: name -> size and sha256 of the index's own. flags: what of the wish the index misses.
+    files: name -> size and sha256 of the index's own. flags: limits of the wish that the index misses.
     """
 
     index_id: str
@@ -70,9 +68,6 @@ class IndexRecord:
     code_version: str
     created_at: float
 
-    def to_json(self) -> bytes:
-        return _json({"format": FORMAT, **dataclasses.asdict(self)})
-
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
@@ -88,52 +83,58 @@ def index_url(home: Home, index_id: str, *names: str) -> str:
     return storage.join(home.url, "indexes", index_id, *names)
 
 
-def build_index(
-    home: Home,
-    vectors: EmbeddingRecord,
-    wish: Wish,
-    *,
-    layer: int | None = None,
-    factory: str | None = None,
-    parameters: str | None = None,
-    name: str | None = None,
-) -> IndexRecord:
-    """Build, audit and publish an index over one layer (None: the last) of an embedding set.
+@dataclass(frozen=True, kw_only=True)
+class IndexConfig:
+    """One call of `goodviews index build`. factory, parameters: see `indexing.search.ann.build`."""
 
-    name: None is that of the set with the factory. The id is a digest of the bytes, so two builders never write into one another's files.
-    Raises what `indexing.search.ann.build` raises, and IntegrityError when a file of the set is not what its manifest says.
+    wish: Wish = field(default_factory=Wish)
+    factory: str | None = None
+    parameters: str | None = None
+    layer: int | None = None
+    "None: the last."
+    name: str | None = None
+    "None: the name of the set with the factory."
+
+
+def build_index(home: Home, vectors: EmbeddingRecord, config: IndexConfig) -> IndexRecord:
+    """Build, audit and publish an index over one layer of an embedding set.
+
+    Raises the errors of `indexing.search.ann.build`, ConflictError for the name of an embedding set, and IntegrityError
+    for a changed file of the set.
     """
-    layer = vectors.layers[-1] if layer is None else layer
+    name, layer = config.name, vectors.layers[-1] if config.layer is None else config.layer
     if name is not None and any(record.name == name for record in embeddings.list_sets(home)):
         raise ConflictError(
-            f"{name!r} is the name of an embedding set; `search --in` could not tell the two apart. Choose another --name."
+            f"{name!r} is the name of an embedding set; `search --in` could not tell the two apart. "
+            "Choose another --name."
         )
     rows = Rows(embeddings.read_layer(home, vectors, layer, verify=True), name=f"set {vectors.name}")
-    built = ann.build(rows, wish, factory=factory, parameters=parameters)
+    built = ann.build(rows, config.wish, factory=config.factory, parameters=config.parameters)
+    audit = built.audit
     sink = pa.BufferOutputStream()
     keys = embeddings.read_keys(home, vectors).take(pa.array(np.flatnonzero(rows.norms_N)))
     pq.write_table(keys, sink, compression="zstd")
     parts: dict[str, storage.Buffer] = {"index.faiss": _serialize(built.index), "keys.parquet": sink.getvalue()}
-    sha = hashlib.sha256(f"{vectors.embedding_id}\0{layer}\0{built.audit.factory}\0{built.audit.parameters}\0".encode())
+    # The id is a digest of the bytes, so two builders never write into one another's files.
+    sha = hashlib.sha256(f"{vectors.embedding_id}\0{layer}\0{audit.factory}\0{audit.parameters}\0".encode())
     for part in parts.values():
         sha.update(part)
     index_id = sha.hexdigest()[:16]
-    parts["audit.json"] = _json(
-        {"wish": dataclasses.asdict(wish), "tried": [dataclasses.asdict(a) for a in built.trials]}
-    )
+    tried = [dataclasses.asdict(trial) for trial in built.trials]
+    parts["audit.json"] = _json({"wish": dataclasses.asdict(config.wish), "tried": tried})
     files = {n: dataclasses.asdict(storage.publish(index_url(home, index_id, n), [p])) for n, p in parts.items()}
     record = IndexRecord(
         index_id=index_id,
-        name=name or f"{vectors.name}/{built.audit.factory}",
+        name=name or f"{vectors.name}/{audit.factory}",
         embedding_id=vectors.embedding_id,
         set_name=vectors.name,
         layer=layer,
         rows=keys.num_rows,
         undefined=rows.n_undefined,
         dims=rows.dims,
-        factory=built.audit.factory,
-        parameters=built.audit.parameters,
-        recall=built.audit.recall,
+        factory=audit.factory,
+        parameters=audit.parameters,
+        recall=audit.recall,
         flags=built.flags,
         set_files={file.path: file.sha256 for file in vectors.files},
         files=files,
@@ -141,12 +142,12 @@ def build_index(
         code_version=code_version(),
         created_at=time.time(),
     )
-    storage.publish(index_url(home, index_id, RECORD), record.to_json())
+    storage.publish(index_url(home, index_id, RECORD), _json({"format": FORMAT, **dataclasses.asdict(record)}))
     return record
 
 
 def list_indexes(home: Home) -> list[IndexRecord]:
-    """All published indexes, oldest first. Raises IntegrityError when a record is not one this release reads."""
+    """All published indexes, oldest first. Raises IntegrityError for a record that this release cannot read."""
     ids = [name for name in storage.list_names(storage.join(home.url, "indexes")) if ID_PATTERN.fullmatch(name)]
     found = [read_record(home, name) for name in ids if storage.exists(index_url(home, name, RECORD))]
     return sorted(found, key=lambda record: (record.created_at, record.index_id))
@@ -166,16 +167,13 @@ def find_index(home: Home, name_or_id: str) -> IndexRecord:
         raise InputError(f"{name_or_id!r} begins the ids of several indexes: {ids}. Give more digits.")
     names = sorted({record.name for record in known})
     near = difflib.get_close_matches(name_or_id, names, n=3, cutoff=0.5)
-    hint = (
-        f"Did you mean {' or '.join(map(repr, near))}?"
-        if near
-        else f"Known are {', '.join(map(repr, names)) or 'none'}."
-    )
+    known_names = f"Known are {', '.join(map(repr, names)) or 'none'}."
+    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else known_names
     raise InputError(f"There is no index {name_or_id!r} below {home.url}. {hint}")
 
 
 def read_record(home: Home, index_id: str) -> IndexRecord:
-    """Raises InputError when the index is not published, IntegrityError when its record is not one this release reads."""
+    """Raises InputError for an index that is not published, IntegrityError for a record that this release cannot read."""
     url = index_url(home, index_id, RECORD)
     try:
         values = orjson.loads(storage.read_bytes(url))
@@ -183,8 +181,9 @@ def read_record(home: Home, index_id: str) -> IndexRecord:
             raise ValueError("another format, or the record of another index")
         return IndexRecord(**{**values, "flags": tuple(values["flags"])})
     except (ValueError, KeyError, TypeError) as error:
-        message = f"{url} is not the record of an index that this release reads ({error}). Build the index again."
-        raise IntegrityError(message) from error
+        raise IntegrityError(
+            f"{url} is not the record of an index that this release reads ({error}). Build the index again."
+        ) from error
 
 
 def read_audit(home: Home, record: IndexRecord) -> dict[str, Any]:
@@ -196,10 +195,10 @@ def read_audit(home: Home, record: IndexRecord) -> dict[str, Any]:
 
 
 def open_index(home: Home, record: IndexRecord, *, vectors: EmbeddingRecord | None = None) -> Opened:
-    """Load an index after its digests were compared, and those of the set that it is bound to.
+    """Load an index after comparing its digests, and those of the set that it is bound to.
 
-    vectors: the set that the answers are to be about; None: the one of the record.
-    Raises IntegrityError when a file of the index changed, when the set is another one or has other files now.
+    vectors: the set that the answers are about; None: the one of the record.
+    Raises IntegrityError for a changed file of the index, another set, and a set with other files.
     """
     import faiss
 
@@ -212,29 +211,37 @@ def open_index(home: Home, record: IndexRecord, *, vectors: EmbeddingRecord | No
     else:
         index = faiss.read_index(os.fspath(storage.absolute(url)))
     if not keys.num_rows == index.ntotal == record.rows or index.d != record.dims:
-        message = f"Index {record.name!r} ({record.index_id}) holds {index.ntotal:,} rows and {keys.num_rows:,} keys, its record says {record.rows:,}. Its answers would name wrong scenes; build it again."
-        raise IntegrityError(message)
+        raise IntegrityError(
+            f"Index {record.name!r} ({record.index_id}) holds {index.ntotal:,} rows and {keys.num_rows:,} keys, its record "
+            f"says {record.rows:,}. Its answers would name wrong scenes; build it again."
+        )
     return Opened(record=record, index=ann.with_parameters(index, record.parameters), keys=keys)
 
 
 def check_binding(home: Home, record: IndexRecord, vectors: EmbeddingRecord | None = None) -> None:
-    """Raises IntegrityError unless the set (None: the published one of that id) is the one the index was built from."""
+    """Raises IntegrityError unless the index was built from this set (None: the published one) and its present files."""
+    built = f"Index {record.name!r} was built from embedding set {record.set_name!r} ({record.embedding_id})"
     if vectors is None:
         try:
             vectors = embeddings.read_record(home, record.embedding_id)
         except InputError as error:
-            message = f"Index {record.name!r} was built from embedding set {record.set_name!r} ({record.embedding_id}), which is no longer there. Embed it again, or remove {index_url(home, record.index_id)}."
-            raise IntegrityError(message) from error
+            raise IntegrityError(
+                f"{built}, which is no longer there. Embed it again, or remove {index_url(home, record.index_id)}."
+            ) from error
     if vectors.embedding_id != record.embedding_id:
-        message = f"Index {record.name!r} was built from embedding set {record.set_name!r} ({record.embedding_id}), not from {vectors.name!r} ({vectors.embedding_id}). Its places would name wrong scenes; build one for that set."
-        raise IntegrityError(message)
+        raise IntegrityError(
+            f"{built}, not from {vectors.name!r} ({vectors.embedding_id}). "
+            "Its places would name wrong scenes; build one for that set."
+        )
     if {file.path: file.sha256 for file in vectors.files} != dict(record.set_files):
-        message = f"The files of embedding set {vectors.name!r} ({vectors.embedding_id}) are not those that index {record.name!r} was built from. Build the index again."
-        raise IntegrityError(message)
+        raise IntegrityError(
+            f"The files of embedding set {vectors.name!r} ({vectors.embedding_id}) are not those that index "
+            f"{record.name!r} was built from. Build the index again."
+        )
 
 
 def check_files(home: Home, record: IndexRecord) -> None:
-    """Compare size and sha256 of every file of the index with its record; raises IntegrityError for the first that differs."""
+    """Raises IntegrityError for the first file of the index whose size or sha256 is not that of the record."""
     for name in sorted(record.files):
         url = index_url(home, record.index_id, name)
         _check_file(record, name, storage.digest(url) if storage.exists(url) else None)
@@ -244,8 +251,10 @@ def _check_file(record: IndexRecord, name: str, found: storage.FileRecord | None
     said = record.files[name]
     if found is None or dataclasses.asdict(found) != dict(said):
         what = "is missing" if found is None else f"has {found.bytes:,} bytes and sha256 {found.sha256[:12]}"
-        message = f"File {name} of index {record.name!r} ({record.index_id}) {what}; its record says {said['bytes']:,} and {said['sha256'][:12]}. Its answers could name wrong scenes; build the index again."
-        raise IntegrityError(message)
+        raise IntegrityError(
+            f"File {name} of index {record.name!r} ({record.index_id}) {what}; its record says {said['bytes']:,} and "
+            f"{said['sha256'][:12]}. Its answers could name wrong scenes; build the index again."
+        )
 
 
 def _serialize(index: Any) -> memoryview:

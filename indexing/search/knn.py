@@ -1,12 +1,10 @@
 """Exact cosine nearest neighbours, the same for any tile, batch, shard, thread count and device.
 
-Owns: which rows are neighbours, in which order, and how parts of a base are merged. Does not own: the formula of a score
-(`indexing.search.rows`), candidates (`indexing.search.proposals`), nor where vectors come from.
-Invariant: neighbours are the rows of the base in the order (score descending, row ascending), without the query's own row
-and without undefined rows; the order is decided by exact scores alone.
+Invariant: neighbours are the rows of the base in the canonical order (score descending, row ascending), without the query's
+own row and without undefined rows; exact scores alone decide the order.
 
-float32 products differ between tiles, devices and thread counts. So FAISS proposes k + m candidates, their exact scores are
-computed, and the answer stands once the last exact score exceeds whatever a row that was not proposed can reach: its product
+float32 products differ between tiles, devices and thread counts. So FAISS proposes k + m candidates, and their exact scores
+are computed. The answer is final once the last exact score exceeds the highest score that another row can have: its product
 plus the error bound of float32. The few queries for which that fails (ties, near ties) are scanned.
 
 N: rows of the base. M: queries. K: neighbours. C: candidates a query.
@@ -31,20 +29,20 @@ from infra.vectors import Ids, Singles
 
 @dataclass(frozen=True, kw_only=True)
 class KnnOptions:
-    """How neighbours are computed. Nothing here changes the answer."""
+    """How neighbours are computed. No option changes the answer."""
 
     device: Device = "auto"
     "gpu demands one, auto takes one where FAISS can use it."
     memory_bytes: int = 256 << 20
-    "Of the float32 tiles of base and queries together; the result comes on top."
+    "Size of the float32 tiles of base and queries together, beside the result."
     gpu_memory_bytes: int = 1 << 30
-    "Of FAISS's buffers on the GPU, beside whatever else lives there."
+    "Size of FAISS's buffers on the GPU."
     margin: int = 6
-    "Candidates beyond those needed. Fewer mean more scans, more mean more scores."
+    "Candidates beyond those needed. Fewer lead to more scans, more to more exact scores."
     base_rows: int | None = None
-    "Rows of a tile of the base; None: what the memory allows."
+    "Rows of a tile of the base; None: as many as the memory allows."
     query_rows: int | None = None
-    "Queries of a batch; None: what the memory allows."
+    "Queries of a batch; None: as many as the memory allows."
 
     def __post_init__(self) -> None:
         least = {"memory_bytes": 1, "gpu_memory_bytes": 1, "margin": 0, "base_rows": 1, "query_rows": 1}
@@ -58,14 +56,14 @@ class KnnOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbours:
-    """The k nearest rows of a base for each of M queries, nearest first, and what one must know to trust them."""
+    """The k nearest rows of a base for each of M queries, nearest first, with counts of ties and undefined rows."""
 
     ids_MK: Ids
-    "Row numbers of the base; -1 where there is no neighbour: never an index."
+    "Row numbers of the base; -1 where there is no neighbour."
     scores_MK: Singles
     "Cosines, descending; NaN where there is no neighbour."
     n_undefined: int
-    "Zero rows in the base, and in the queries where they are a table of their own."
+    "Zero rows in the base, and in the queries where those are another table."
     tie_rate: float
     "Share of queries whose k-th and (k+1)-th score are equal, so that the row number decided; 0 without queries."
 
@@ -92,12 +90,12 @@ def exact_knn(
 ) -> Neighbours:
     """The k nearest rows of the base by exact cosine, ties by the lower row.
 
-    base_ND, queries_MD: real numbers in any layout (see `indexing.search.rows`); memory-mapped tables are read tile by tile.
-    queries None: the rows of the base themselves. exclude_self: whether row i is no neighbour of query i; None: only
-    where the queries are the base. A score is the float64 cosine of the rows as given, rounded to float32 once.
-    k of N or more: padded with -1 and NaN. Zero rows have no neighbours and are nobody's.
+    base_ND, queries_MD: see `indexing.search.rows`; memory-mapped tables are read tile by tile. queries None: the rows of
+    the base themselves. exclude_self: whether row i is no neighbour of query i; None: only where the queries are the base.
+    A score is the float64 cosine of the rows as given, rounded to float32 once. For k of N or more the answer is padded
+    with -1 and NaN. Zero rows have no neighbours, and no row has them.
     Memory: O(M k) for the answer, `options.memory_bytes` for tiles.
-    Raises InputError for NaN and infinite rows (named) and for tables that do not fit together, UsageError for k < 1.
+    Raises InputError for NaN and infinite rows and for tables that do not fit together, UsageError for k < 1.
     """
     queries, base, own_M = tables(base_ND, queries_MD, exclude_self)
     part = search_part(queries, base, k=k, own_M=own_M, options=options)
@@ -105,16 +103,20 @@ def exact_knn(
 
 
 def tables(base_ND: Any, queries_MD: Any, exclude_self: bool | None) -> tuple[Rows, Rows, Ids | None]:
-    """(queries, base, the row of the base that each query is): the arguments of `exact_knn`, checked."""
+    """Queries, base, and the own row of each query in the base: the arguments of `exact_knn`, checked."""
     base = Rows(base_ND, name="base")
     queries = base if queries_MD is None else Rows(queries_MD, name="queries")
     exclude = queries is base if exclude_self is None else exclude_self
     if exclude and len(queries) != len(base):
-        message = f"There are {len(queries):,} queries and {len(base):,} rows in the base, so row i is not the same item in both and cannot be left out. Leave out exclude_self, or give tables of the same items."
-        raise InputError(message)
+        raise InputError(
+            f"There are {len(queries):,} queries and {len(base):,} rows in the base, so row i is not the same item in both "
+            "and cannot be left out. Leave out exclude_self, or give tables of the same items."
+        )
     if queries.dims != base.dims:
-        message = f"The queries have {queries.dims} dimensions and the base has {base.dims}, so they are no vectors of one space. Embed both with one model and layer."
-        raise InputError(message)
+        raise InputError(
+            f"The queries have {queries.dims} dimensions and the base has {base.dims}, so they are no vectors of one "
+            "space. Embed both with one model and layer."
+        )
     return queries, base, np.arange(len(queries), dtype=np.int64) if exclude else None
 
 
@@ -123,22 +125,20 @@ def search_part(
 ) -> PartNeighbours:
     """Exact neighbours of all queries within a part of a base; rows are numbered from `base.first_row` on.
 
-    own_M: the row of the whole base that each query is, which is then not its neighbour; None: none is.
+    own_M: the own row of each query in the whole base, which is not its neighbour; None: the queries are no rows of it.
     """
     if k < 1:
         raise UsageError(f"k is {k}, but must be 1 or more.")
     tiles = _tiles(queries, base, k + 2 + options.margin, options)
+    part = _PartSearch(queries=queries, base=base, wanted=k + 1, margin=options.margin, tiles=tiles)
     ids_MK = np.full((len(queries), k + 1), -1, np.int64)
     scores_MK = np.full((len(queries), k + 1), -np.inf, np.float32)
-    _ = queries.norms_N, base.norms_N  # NaN is found before any product is taken
+    _ = queries.norms_N, base.norms_N  # refuses NaN before any product is computed
     excluded_M = np.full(len(queries), -1, np.int64) if own_M is None else own_M - base.first_row
     with ThreadPoolExecutor(_threads()) as threads:
         for start in range(0, len(queries), tiles.query_rows):
             rows_M = np.arange(start, min(start + tiles.query_rows, len(queries)), dtype=np.int64)
-            found = _search_batch(
-                queries, base, rows_M, excluded_M[rows_M], _Plan(k + 1, options.margin, tiles, threads)
-            )
-            ids_MK[rows_M], scores_MK[rows_M] = found
+            ids_MK[rows_M], scores_MK[rows_M] = part.batch(rows_M, excluded_M[rows_M], threads)
     ids_MK[ids_MK >= 0] += base.first_row
     return PartNeighbours(ids_MK=ids_MK, scores_MK=scores_MK, n_undefined=base.n_undefined)
 
@@ -155,33 +155,36 @@ def merge(parts: Sequence[PartNeighbours], *, k: int, n_undefined: int) -> Neigh
     return Neighbours(ids_MK=ids_MK, scores_MK=scores_MK, n_undefined=n_undefined, tie_rate=tie_rate)
 
 
-@dataclass(frozen=True)
-class _Plan:
+@dataclass(frozen=True, kw_only=True)
+class _PartSearch:
+    """The search of all queries in one part of a base, a batch of queries at a time."""
+
+    queries: Rows
+    base: Rows
     wanted: int
     margin: int
     tiles: Tiles
-    threads: ThreadPoolExecutor
 
-
-def _search_batch(queries: Rows, base: Rows, rows_M: Ids, excluded_M: Ids, plan: _Plan) -> tuple[Ids, Singles]:
-    # One more than wanted: the own row usually takes a place.
-    least = plan.wanted + int(excluded_M.max() >= 0)
-    proposed = proposals.propose(queries, base, rows_M, least + plan.margin, plan.tiles, plan.threads)
-    ids_MC = _worth_a_score(proposed, least, error_bound(base.dims))
-    ids_MC[ids_MC == excluded_M[:, None]] = -1
-    scores_MC = cosines(queries, base, rows_M, ids_MC, plan.threads)
-    ids_MK, scores_MK = _canonical(ids_MC, scores_MC, plan.wanted)
-    # Strictly above: a row that ties with the last one might have the lower number.
-    is_open_M = scores_MK[:, -1] <= proposed.bound_M + np.float32(error_bound(base.dims))
-    open_M = np.flatnonzero(is_open_M & (proposed.bound_M > -np.inf) & (queries.norms_N[rows_M] > 0))
-    if len(open_M):
-        found = scan(queries, base, rows_M[open_M], excluded_M[open_M], scores_MK[open_M, -1], plan.wanted)
-        ids_MK[open_M], scores_MK[open_M] = found
-    return ids_MK, scores_MK
+    def batch(self, rows_M: Ids, excluded_M: Ids, threads: ThreadPoolExecutor) -> tuple[Ids, Singles]:
+        """The `wanted` nearest rows and their scores of the queries `rows_M`, each without its excluded row (-1: none)."""
+        queries, base, bound = self.queries, self.base, error_bound(self.base.dims)
+        # One more than wanted: the own row usually takes a place.
+        least = self.wanted + int(excluded_M.max() >= 0)
+        proposed = proposals.propose(queries, base, rows_M, least + self.margin, self.tiles, threads)
+        ids_MC = _worth_a_score(proposed, least, bound)
+        ids_MC[ids_MC == excluded_M[:, None]] = -1
+        ids_MK, scores_MK = _canonical(ids_MC, cosines(queries, base, rows_M, ids_MC, threads), self.wanted)
+        # Not strictly above: a row that ties with the last one might have the lower number.
+        is_open_M = scores_MK[:, -1] <= proposed.bound_M + np.float32(bound)
+        open_M = np.flatnonzero(is_open_M & (proposed.bound_M > -np.inf) & (queries.norms_N[rows_M] > 0))
+        if len(open_M):
+            found = scan(queries, base, rows_M[open_M], excluded_M[open_M], scores_MK[open_M, -1], self.wanted)
+            ids_MK[open_M], scores_MK[open_M] = found
+        return ids_MK, scores_MK
 
 
 def _worth_a_score(proposed: proposals.Proposals, least: int, bound: float) -> Ids:
-    """The candidates that may be among the `least` best ones; -1 for those whose product is too low by twice the bound."""
+    """The candidates that may be among the `least` best; -1 where a product is lower by more than twice the bound."""
     products_MC = proposed.products_MC
     if products_MC.shape[1] <= least:
         return proposed.ids_MC.copy()
@@ -190,7 +193,7 @@ def _worth_a_score(proposed: proposals.Proposals, least: int, bound: float) -> I
 
 
 def _canonical(ids_MC: Ids, scores_MC: Singles, k: int) -> tuple[Ids, Singles]:
-    """The k best by (score descending, row ascending), padded with -1 and -inf."""
+    """The k best in canonical order, padded with -1 and -inf."""
     missing = k - ids_MC.shape[1]
     if missing > 0:
         ids_MC = np.pad(ids_MC, ((0, 0), (0, missing)), constant_values=-1)
@@ -212,7 +215,7 @@ def _tiles(queries: Rows, base: Rows, c: int, options: KnnOptions) -> Tiles:
 
 
 def _threads() -> int:
-    """As many as FAISS uses, so that OMP_NUM_THREADS governs both."""
+    """As many threads as FAISS uses, so that OMP_NUM_THREADS limits both."""
     import faiss
 
     return int(faiss.omp_get_max_threads())

@@ -1,7 +1,4 @@
-"""Exact nearest neighbours within an embedding set, or of one set in another.
-
-Owns: the command line of `goodviews knn`. Does not own: the answer (`indexing.search.neighbour_tables`).
-"""
+"""Exact nearest neighbours within an embedding set, or of one set in another."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Neighbours between embedding sets, by key: what `goodviews knn` computes and writes.
+"""The job behind `goodviews knn`: neighbours within an embedding set or between two sets, by key.
 
-Owns: the step from row numbers to keys. Does not own: the search (`indexing.search.knn`), which sets may be compared (`indexing.sets.spaces`).
 Invariant: neighbours are named by (scene_key, item), never by position.
 """
 
@@ -25,7 +24,7 @@ from infra.session import Workers
 
 @dataclass(frozen=True, kw_only=True)
 class KnnRequest:
-    """Neighbours of `queries` (None: of the set's own rows, each without itself) in one layer of `base`."""
+    """One call of `goodviews knn`. queries None: the rows of `base`, each without itself. layer None: the last."""
 
     base: EmbeddingRecord
     queries: EmbeddingRecord | None
@@ -37,7 +36,7 @@ class KnnRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class NeighbourTable:
-    """rows: one a neighbour, ordered by query and place (1 is the nearest)."""
+    """Neighbours by key, one a row, ordered by query and place (1 is the nearest)."""
 
     rows: pa.Table
     n: int

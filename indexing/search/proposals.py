@@ -1,8 +1,7 @@
 """Candidates for nearest neighbours: FAISS's flat inner product over tiles, on CPU or GPU.
 
-Owns: tiles, the choice of the device, and an upper bound for whatever was not proposed. Does not own: which candidate is
-a neighbour (`indexing.search.knn` decides that with exact scores).
-Invariant: no row of the base outside a query's candidates has a float32 product with it above `bound_M`.
+Invariant: no row of the base outside the candidates of a query has a float32 product with it above `bound_M`. So
+`indexing.search.knn` can decide with exact scores whether the neighbours are among the candidates.
 
 M: queries. C: candidates a query. D: dimensions. B: rows of a tile.
 """
@@ -30,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
-    """How much of two tables stands in memory at once, and where their product is taken; never what comes out."""
+    """How much of two tables is in memory at once, and the device of their product. The result does not depend on them."""
 
     base_rows: int
     query_rows: int
@@ -42,7 +41,7 @@ class Tiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposals:
-    """Candidates of some queries: ids_MC (-1: none), their float32 products (descending, -inf where none), the bound."""
+    """Candidates of some queries (-1: none), their float32 products (descending, -inf where none), and the bound."""
 
     ids_MC: Ids
     products_MC: Singles
@@ -67,7 +66,7 @@ def propose(queries: Rows, base: Rows, rows_M: Ids, c: int, tiles: Tiles, thread
 
 
 def unit_tiles(base: Rows, tile_rows: int, threads: Executor | None = None) -> Iterator[tuple[Ids, Singles]]:
-    """(row numbers, unit rows) of tile after tile in ascending order, without the undefined rows; never an empty one."""
+    """Row numbers and unit rows of each tile that holds a defined row, in ascending order."""
     for start in range(0, len(base), tile_rows):
         stop = min(start + tile_rows, len(base))
         defined_B = np.flatnonzero(base.norms_N[start:stop])
@@ -90,9 +89,9 @@ def _merge(best: Proposals, ids_MC: Ids, products_MC: Singles, bound_M: Singles,
 
 
 def fit_to_gpu(tiles: Tiles, n: int, c: int, max_k: int = GPU_MAX_K) -> Tiles:
-    """Tiles for a device that selects at most `max_k` rows a call: for larger c so many that each needs half of that.
+    """Tiles for a device that selects at most `max_k` rows a call; for larger c each tile has to give half of that.
 
-    Where the neighbours crowd in one tile all the same, `bound_M` says so and the query is scanned.
+    Where more of the neighbours stand in one tile all the same, `bound_M` shows it and the query is scanned.
     """
     if c <= max_k:
         return replace(tiles, max_k=max_k)
@@ -103,8 +102,8 @@ def fit_to_gpu(tiles: Tiles, n: int, c: int, max_k: int = GPU_MAX_K) -> Tiles:
 def _cpu_search(unit_MD: Singles, unit_BD: Singles, k: int) -> tuple[Any, Any]:
     import faiss
 
-    products_MK, places_MK = faiss.knn(unit_MD, unit_BD, k, metric=faiss.METRIC_INNER_PRODUCT)
-    return products_MK, places_MK
+    found: tuple[Any, Any] = faiss.knn(unit_MD, unit_BD, k, metric=faiss.METRIC_INNER_PRODUCT)
+    return found
 
 
 def _gpu_search(gpu_bytes: int) -> Any:
@@ -121,10 +120,9 @@ def _gpu_search(gpu_bytes: int) -> Any:
 
 
 def is_on_gpu(device: Device) -> bool:
-    """Whether products are taken on the GPU: `gpu` demands one, `auto` takes one where FAISS can use it.
+    """Whether products are computed on the GPU: `gpu` demands one, `auto` takes one where FAISS can use it.
 
-    Raises UsageError when a GPU is demanded and FAISS has none to use. With `auto`, a GPU of the machine that FAISS
-    cannot use is announced in the log.
+    Raises UsageError when a GPU is demanded and FAISS can use none. With `auto`, a GPU that FAISS cannot use is logged.
     """
     if device == "cpu":
         return False
@@ -139,7 +137,7 @@ def is_on_gpu(device: Device) -> bool:
 
 
 def missing_gpu() -> str | None:
-    """Why FAISS can use no GPU, as a sentence with what to do; None when it can."""
+    """Why FAISS can use no GPU, and what to do; None when it can."""
     import faiss
 
     if not hasattr(faiss, "StandardGpuResources") or not hasattr(faiss, "knn_gpu"):

@@ -1,11 +1,10 @@
-"""Exact neighbours by a scan of the whole base: for the queries that candidates cannot settle.
+"""Exact neighbours by a scan of the whole base, for queries with more ties at the last place than candidates.
 
-Owns: queries with more ties or near ties at the last place than candidates. Does not own: the usual case (`indexing.search.knn`).
-Invariant: the result is the canonical one, and memory is bounded by the block however many rows tie.
+Invariant: the result is in canonical order, and the size of a block bounds the memory, however many rows tie.
 
-A row gets an exact score only if its float32 product comes within the error bound of the query's threshold, and of equal
-rows of a tile only the first k + 1 count: they come before the others, and one of them may be the query's own. Equal rows
-are scored once. So 10,000 equal rows cost one product of float32 and one score a tile.
+A row gets an exact score only if its float32 product comes within the error bound of the query's threshold. Of equal rows
+of a tile only the first k + 1 count: they come before the others, and one of them may be the query's own. Equal rows are
+scored once. So 10,000 equal rows of a tile cost float32 products and one exact score.
 
 Q: queries of a block. B: rows of a tile that matter. U: distinct ones of them. K: neighbours wanted.
 """
@@ -27,21 +26,20 @@ BASE_BLOCK: Final = 8192
 
 
 def scan(queries: Rows, base: Rows, rows_M: Ids, excluded_M: Ids, threshold_M: Singles, k: int) -> tuple[Ids, Singles]:
-    """ids_MK (-1: none) and scores_MK (-inf: none) in canonical order, of the queries `rows_M`.
+    """ids_MK (-1: none) and scores_MK (-inf: none) of the queries `rows_M`, in canonical order.
 
-    excluded_M: a row of the base that is not counted, or -1. threshold_M: a score that k rows are known to reach.
+    excluded_M: the row of the base that does not count, or -1. threshold_M: a score that k rows are known to reach.
     """
     ids_MK = np.full((len(rows_M), k), -1, np.int64)
     scores_MK = np.full((len(rows_M), k), -np.inf, np.float32)
     threshold_M = threshold_M.copy()
-    # Each tile once for all blocks of queries: converting it may mean reading it from a disk.
+    # A tile serves all blocks of queries, since converting it may mean reading it from a disk.
     for ids_B, unit_BD in unit_tiles(base, BASE_BLOCK):
         tile = _Tile(base, ids_B)
         for start in range(0, len(rows_M), QUERY_BLOCK):
             part = slice(start, start + QUERY_BLOCK)
-            unit_QD = _unit(queries, rows_M[part])
             floor_Q = threshold_M[part] - np.float32(2 * error_bound(base.dims))
-            near_QB = unit_QD @ unit_BD.T >= floor_Q[:, None]
+            near_QB = queries.gather_unit(rows_M[part]) @ unit_BD.T >= floor_Q[:, None]
             near_QB &= ids_B != excluded_M[part][:, None]
             matters_B = tile.first_of_equals(np.flatnonzero(near_QB.any(axis=0)), k + 1)
             if len(matters_B):
@@ -52,7 +50,7 @@ def scan(queries: Rows, base: Rows, rows_M: Ids, excluded_M: Ids, threshold_M: S
 
 
 class _Tile:
-    """Rows of the base, and which of those that were asked for are equal."""
+    """Rows of the base, with the equal ones among those that were asked for."""
 
     def __init__(self, base: Rows, ids_B: Ids) -> None:
         self.base, self.ids_B = base, ids_B
@@ -78,12 +76,8 @@ class _Tile:
         return places_B[np.sort(order_B[rank_B < most])]
 
 
-def _unit(queries: Rows, rows_Q: Ids) -> Singles:
-    return (queries.gather(rows_Q) / queries.norms_N[rows_Q][:, None]).astype(np.float32)
-
-
 def _scores(queries: Rows, tile: _Tile, rows_Q: Ids, places_B: Ids, near_QB: Mask) -> Singles:
-    """scores_QB of rows of the tile where near_QB, else -inf; each distinct row is scored once a query."""
+    """Scores of rows of the tile where near_QB, else -inf (Q, B); each distinct row is scored once a query."""
     _, first_U, distinct_B = np.unique(tile.codes(places_B), return_index=True, return_inverse=True)
     wanted_QU = np.zeros((len(rows_Q), len(first_U)), np.bool_)
     pair_q, pair_b = np.nonzero(near_QB)
@@ -96,10 +90,11 @@ def _scores(queries: Rows, tile: _Tile, rows_Q: Ids, places_B: Ids, near_QB: Mas
 
 
 def _keep_best(ids_QK: Ids, scores_QK: Singles, ids_B: Ids, scores_QB: Singles) -> None:
-    """Merge higher rows into what is kept, in place. Rows come in ascending order, so a stable sort keeps ties canonical."""
+    """Merge rows with higher numbers into the kept ones, in place."""
     k = ids_QK.shape[1]
     found_QX = np.concatenate([scores_QK, scores_QB], axis=1)
     all_QX = np.concatenate([ids_QK, np.broadcast_to(ids_B, scores_QB.shape)], axis=1)
+    # Rows come in ascending order, so a stable sort keeps ties in canonical order.
     order_QK = np.argsort(-found_QX, axis=1, kind="stable")[:, :k]
     scores_QK[:] = np.take_along_axis(found_QX, order_QK, axis=1)
     ids_QK[:] = np.where(scores_QK > -np.inf, np.take_along_axis(all_QX, order_QK, axis=1), -1)

@@ -1,7 +1,4 @@
-"""Find the scenes that a text describes, with their captions.
-
-Owns: the command line of `goodviews search`. Does not own: the answer (`indexing.search.text_search`).
-"""
+"""Find the scenes that a text describes, with their captions."""
 
 from __future__ import annotations
 

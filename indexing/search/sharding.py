@@ -1,7 +1,6 @@
 """Exact neighbours over many workers: the base is cut into shards of rows, and their answers are merged.
 
-Owns: the cut and the merge. Does not own: the search within a shard (`indexing.search.knn`), nor where it runs (`infra.session`).
-Invariant: the answer is that of one process, whatever the number of shards.
+Invariant: the answer is that of one process, for any number of shards.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from infra.errors import UsageError
 from infra.session import Workers
 from infra.vectors import Ids, Table
 
-DEFAULTS: Final = KnnOptions()
+DEFAULTS = KnnOptions()
 
 
 @dataclass(frozen=True)
@@ -35,16 +34,15 @@ def sharded_knn(
     shards: int,
     k: int,
     queries_MD: Any = None,
-    exclude_self: bool | None = None,
     options: KnnOptions = DEFAULTS,
 ) -> Neighbours:
     """`exact_knn` with the rows of the base in `shards` parts, each a task of `workers`; the same answer.
 
-    The queries go to every worker, a shard to one. Raises what `exact_knn` raises, and UsageError for fewer shards than 1.
+    Every worker takes all queries. Raises the errors of `exact_knn`, and UsageError for fewer shards than 1.
     """
     if shards < 1:
         raise UsageError(f"The number of shards is {shards}, but must be 1 or more.")
-    queries, base, own_M = tables(base_ND, queries_MD, exclude_self)
+    queries, base, own_M = tables(base_ND, queries_MD, None)
     cuts = np.linspace(0, len(base), min(shards, max(1, len(base))) + 1).astype(np.int64).tolist()
     tasks = (_Shard(start, base.x_ND[start:stop]) for start, stop in itertools.pairwise(cuts))
     answer = functools.partial(_answer, queries_MD=queries.x_ND, k=k, own_M=own_M, options=options)

@@ -1,15 +1,13 @@
-"""Scenes for a text: embed it as the set was embedded, find the nearest rows, name their scenes with their captions.
+"""The job behind `goodviews search`: embed a text like the set, find the nearest rows, and name their scenes.
 
 A set of pictures is searched through a map that was fitted between it and a set of texts.
-
-Owns: which sets a text may be asked of, the query's vector, the step from rows to scenes. Does not own: neighbours
-(`indexing.search.knn`, `indexing.search.ann`), models (`infra.models.encoders`), captions (the catalog).
-Invariant: a text is compared with vectors of its own space only (same weights, tokenizer, layer and pooling, told by digest), or
-through a map between exactly the two spaces.
+Invariant: a text is compared only with vectors of its own space (the same weights, tokenizer, layer and pooling, by their
+digests), or through a map between exactly the two spaces.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -38,7 +36,7 @@ Ranked = tuple[Ids, Singles]
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """One scene: its best row (`item`: which caption; 0 for scenes), the cosine, and what the catalog knows of it."""
+    """One scene with its best row (`item`: which caption; 0 for scenes), its cosine, captions and images."""
 
     place: int
     scene_key: str
@@ -50,7 +48,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Scenes for a text. exact: by exact cosines over the whole set; else the scores and the choice are the index's."""
+    """Scenes for a text. exact: by exact cosines over the whole set; else choice and scores come from the index."""
 
     text: str
     embedding_id: str
@@ -63,7 +61,7 @@ class Answer:
 
 
 def find_target(home: Home, name_or_id: str) -> tuple[EmbeddingRecord, IndexRecord | None]:
-    """The embedding set to search in, and the index when one is named. Raises InputError when nothing bears that name."""
+    """The embedding set to search in, and the index when one is named. Raises InputError for an unknown name."""
     try:
         return embeddings.find(home, name_or_id), None
     except InputError as no_set:
@@ -86,9 +84,9 @@ def search_scenes(
 ) -> Answer:
     """The k scenes nearest to a text, each once, by its best row.
 
-    layer: None takes the index's, else the set's last. map_id: of a map between the set and one of texts, in any direction.
-    Raises UsageError for k < 1, a layer the index is not of, and an index with a map (it holds rows that are not mapped);
-    InputError for a set that is not in the text's space and for a model whose files are not those of the set.
+    layer: None takes that of the index, else the last of the set. map_id: of a map between the set and a set of texts, in
+    either direction. Raises UsageError for k < 1, another layer than that of the index, and an index with a map;
+    InputError for a set that is not in the space of the text and for a model whose files are not those of the set.
     """
     record, index = target
     if k < 1:
@@ -103,18 +101,10 @@ def search_scenes(
     if index is not None:
         opened = indexes.open_index(home, index, vectors=record)
         keys, query = opened.keys, Rows(embed_text(home, record, chosen, text), name="query")
-
-        def nearest(count: int) -> Ranked:
-            places_MK, scores_MK = ann.search(opened.index, query, count)
-            return places_MK[0], scores_MK[0]
+        nearest = functools.partial(_by_index, opened.index, query)
     else:
         keys = embeddings.read_keys(home, record)
-        query_1D, base_ND = _vectors(home, text, record, chosen, map_id)
-
-        def nearest(count: int) -> Ranked:
-            found = exact_knn(base_ND, k=count, queries_MD=query_1D)
-            return found.ids_MK[0], found.scores_MK[0]
-
+        nearest = functools.partial(_by_cosines, *_vectors(home, text, record, chosen, map_id))
     rows, scores = best_rows(keys["scene_key"].to_pylist(), nearest, k)
     return Answer(
         text=text,
@@ -126,6 +116,16 @@ def search_scenes(
         exact=index is None,
         scenes=_scenes(home, record, keys, rows, scores),
     )
+
+
+def _by_index(index: Any, query: Rows, count: int) -> Ranked:
+    places_MK, scores_MK = ann.search(index, query, count)
+    return places_MK[0], scores_MK[0]
+
+
+def _by_cosines(query_1D: Table, base_ND: Table, count: int) -> Ranked:
+    found = exact_knn(base_ND, k=count, queries_MD=query_1D)
+    return found.ids_MK[0], found.scores_MK[0]
 
 
 def _vectors(home: Home, text: str, record: EmbeddingRecord, layer: int, map_id: str | None) -> tuple[Table, Table]:
@@ -143,26 +143,27 @@ def _vectors(home: Home, text: str, record: EmbeddingRecord, layer: int, map_id:
     if _is_side(record, layer, left, stored.record.left):
         query_1D = embed_text(home, right, stored.record.right["layer"], text)
         return stored.fitted.target_rows(query_1D), stored.fitted.map_rows(base_ND)
-    message = f"Map {map_id} is between {left.name!r} and {right.name!r}, and {record.name!r}, layer {layer}, is of the space of neither. Fit one with `goodviews rotate`."
-    raise InputError(message)
+    raise InputError(
+        f"Map {map_id} is between {left.name!r} and {right.name!r}, and {record.name!r}, layer {layer}, is of the space of "
+        "neither. Fit one with `goodviews rotate`."
+    )
 
 
 def _is_side(record: EmbeddingRecord, layer: int, fitted_on: EmbeddingRecord, side: Mapping[str, Any]) -> bool:
-    is_same = record.embedding_id == fitted_on.embedding_id or (
-        space_of(record) is not None and space_of(record) == space_of(fitted_on)
-    )
+    space = space_of(record)
+    is_same = record.embedding_id == fitted_on.embedding_id or (space is not None and space == space_of(fitted_on))
     return is_same and bool(side["layer"] == layer)
 
 
 def embed_text(home: Home, record: EmbeddingRecord, layer: int, text: str) -> Singles:
-    """The text's vector (1, D), made as those of the set were."""
+    """The vector of the text (1, D), embedded like those of the set."""
     facts = text_facts(record)
     if not text.strip():
         raise UsageError("The text is empty, so it is near to nothing. Give some words.")
     if layer not in record.layers:
         known = ", ".join(map(str, record.layers))
         raise InputError(f"Embedding set {record.name!r} holds no layer {layer}; it holds {known}.")
-    # torch and transformers, which nothing above needs
+    # Imported here: torch and transformers take seconds, and a refusal above needs neither.
     from infra.models.encoders import TextEncoder
     from infra.models.facts import Facts
     from infra.models.registry import find_model
@@ -170,28 +171,34 @@ def embed_text(home: Home, record: EmbeddingRecord, layer: int, text: str) -> Si
     model = find_model(record.model, home)
     content = record.config["content"]
     if (model.weights, model.tokenizer) != (content["weights"], content["tokenizer"]):
-        message = f"The files of model {record.model} are not those that embedded {record.name!r}: their sha256 differs, so the text would be compared with another space. Embed the set again."
-        raise InputError(message)
+        raise InputError(
+            f"The files of model {record.model} are not those that embedded {record.name!r}: their sha256 differs, so the "
+            "text would be compared with another space. Embed the set again."
+        )
     return TextEncoder(model, Facts(**{**facts, "layers": (layer,)})).embed([text])[layer]
 
 
 def text_facts(record: EmbeddingRecord) -> Mapping[str, Any]:
-    """How the set's model was run. Raises InputError unless the set is one of texts that a model here embedded."""
+    """How the model of the set was run. Raises InputError unless a model here embedded the set from texts."""
     content = dict(record.config.get("content", {}))
     facts = content.get("facts")
     if facts is None or "imported" in content:
-        message = f"Embedding set {record.name!r} was imported ({record.model}), so there is no model here to embed a text with. Search in a set made by `goodviews embed`."
-        raise InputError(message)
+        raise InputError(
+            f"Embedding set {record.name!r} was imported ({record.model}), so there is no model here to embed a text with. "
+            "Search in a set made by `goodviews embed`."
+        )
     if record.observation not in TEXT_OBSERVATIONS or facts["modality"] != "text":
-        message = f"Embedding set {record.name!r} holds {record.observation} of {record.model}, and a text has no place in that space. Search in a set of captions or scenes, or through a map (`--map`) that was fitted between texts and it."
-        raise InputError(message)
+        raise InputError(
+            f"Embedding set {record.name!r} holds {record.observation} of {record.model}, and a text has no place in that "
+            "space. Search in a set of captions or scenes, or through a map (`--map`) that was fitted between texts and it."
+        )
     return dict(facts)
 
 
 def best_rows(names: Sequence[str], nearest: Callable[[int], Ranked], k: int) -> tuple[list[int], list[float]]:
-    """The best row of each of the k nearest scenes, with its score; fewer when there are no more.
+    """The best rows of the k nearest scenes, with their scores; fewer when there are no more.
 
-    names: scene of each row. nearest: gives the so many nearest rows.
+    names: scene of each row. nearest: number of rows -> the nearest of them.
     """
     count = min(k, len(names))
     while True:
@@ -203,7 +210,7 @@ def best_rows(names: Sequence[str], nearest: Callable[[int], Ranked], k: int) ->
         if len(best) >= k or count == len(names):
             chosen = list(best.values())[:k]
             return [place for place, _ in chosen], [score for _, score in chosen]
-        # Several captions of one scene took the places of others.
+        # Several captions of one scene took the places of other scenes, so ask for more rows.
         count = min(len(names), 4 * count)
 
 

@@ -1,12 +1,11 @@
-"""Two embedding sets as two tables whose row i is one scene.
+"""The join of two embedding sets: two tables whose row i is one scene.
 
-Owns: one vector a scene from captions or frames, the join by key, how many scenes were left out. Does not own: reading files
-(`catalog.rows.embeddings`), and anything that is computed.
-Invariant: rows meet by scene_key and never by position; how several captions became one vector is said in `rule`.
+Invariant: rows are joined by scene_key and never by position; `rule` names how several captions became one vector.
 
 Rules for several rows a scene:
   mean: each at length 1, averaged, at length 1 again; for frames too
-  hash: one caption, the first of the scene's seeded permutation. Never the first by index: captions may be sorted by length
+  hash: one caption, the first of the scene's seeded permutation. Captions may be sorted by length, so the first by index
+        would not do
 
 N rows of a set, S scenes, D dims.
 """
@@ -14,7 +13,7 @@ N rows of a set, S scenes, D dims.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -32,14 +31,14 @@ from infra.vectors import Ids, Table, mean_of_unit_rows
 Keys: TypeAlias = npt.NDArray[np.object_]
 
 RULES: Final = ("mean", "hash")
+ONE_A_SCENE: Final = "one vector a scene"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SceneVectors:
     """One embedding set, one vector a scene.
 
-    keys_S: sorted. layers: number -> (S, D). items_S: caption or frame behind the vector; -1 where several were averaged.
-    rule: how several became one, or that each scene had one.
+    keys_S: sorted. layers: number -> (S, D). items_S: caption or frame of the vector; -1 where several were averaged.
     """
 
     record: EmbeddingRecord
@@ -51,9 +50,7 @@ class SceneVectors:
     def take(self, rows: npt.NDArray[np.integer]) -> SceneVectors:
         """Only these rows."""
         layers = {number: x[rows] for number, x in self.layers.items()}
-        return SceneVectors(
-            record=self.record, keys_S=self.keys_S[rows], layers=layers, items_S=self.items_S[rows], rule=self.rule
-        )
+        return replace(self, keys_S=self.keys_S[rows], layers=layers, items_S=self.items_S[rows])
 
     @property
     def last(self) -> Table:
@@ -63,12 +60,12 @@ class SceneVectors:
 
 @dataclass(frozen=True, kw_only=True)
 class JoinConfig:
-    """How sets become tables. layers: numbers, empty for all; None for the last."""
+    """How the vectors of several captions become one."""
 
     captions: str = "mean"
     "Rule for several captions a scene: mean or hash."
     seed: int = 0
-    "Of the rule hash."
+    "Seed of the rule hash."
 
     def __post_init__(self) -> None:
         if self.captions not in RULES:
@@ -92,26 +89,16 @@ def scene_vectors(
         raise InputError(f"Embedding set {record.name!r} is empty. Embed a split that holds scenes.")
     starts_S = np.flatnonzero(np.concatenate([[True], names_N[1:] != names_N[:-1]]))
     tables = {number: embeddings.read_layer(home, record, number) for number in numbers}
+    every = SceneVectors(record=record, keys_S=names_N, layers=tables, items_S=items_N, rule=ONE_A_SCENE)
     if len(starts_S) == len(names_N):
-        return SceneVectors(record=record, keys_S=names_N, layers=tables, items_S=items_N, rule="one vector a scene")
+        return every
     if config.captions == "mean" or record.observation != "captions":
         means = {number: mean_of_unit_rows(x, starts_S) for number, x in tables.items()}
-        return SceneVectors(
-            record=record,
-            keys_S=names_N[starts_S],
-            layers=means,
-            items_S=np.full(len(starts_S), -1),
-            rule=f"mean of the unit {record.observation} of a scene",
-        )
+        rule, items_S = f"mean of the unit {record.observation} of a scene", np.full(len(starts_S), -1)
+        return replace(every, keys_S=names_N[starts_S], layers=means, items_S=items_S, rule=rule)
     places_N = seeds.permutation_places(seeds.hash_keys(names_N.tolist()), items_N, config.seed)
-    rows = np.flatnonzero(places_N == 0)
-    return SceneVectors(
-        record=record,
-        keys_S=names_N[rows],
-        layers={number: x[rows] for number, x in tables.items()},
-        items_S=items_N[rows],
-        rule=f"one caption a scene, drawn by hash (seed {config.seed})",
-    )
+    drawn = every.take(np.flatnonzero(places_N == 0))
+    return replace(drawn, rule=f"one caption a scene, drawn by hash (seed {config.seed})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,13 +117,11 @@ class Joined:
 
     def take(self, rows: npt.NDArray[np.integer]) -> Joined:
         """Only these scenes."""
-        return Joined(
-            left=self.left.take(rows), right=self.right.take(rows), left_only=self.left_only, right_only=self.right_only
-        )
+        return replace(self, left=self.left.take(rows), right=self.right.take(rows))
 
     @property
     def rule(self) -> str:
-        """How each side came to one vector a scene."""
+        """The rules of both sides."""
         return f"left: {self.left.rule}; right: {self.right.rule}"
 
 
@@ -148,12 +133,15 @@ def join(left: SceneVectors, right: SceneVectors, *, least: int = 3) -> Joined:
     a, b = left.record, right.record
     if a.dataset is not None and b.dataset is not None and a.dataset != b.dataset:
         raise InputError(
-            f"{a.name!r} is of dataset {a.dataset} and {b.name!r} of {b.dataset}; equal keys there name different scenes. Embed both models on one dataset."
+            f"{a.name!r} is of dataset {a.dataset} and {b.name!r} of {b.dataset}; equal keys there name different scenes. "
+            "Embed both models on one dataset."
         )
     rows_left, rows_right = common_rows(left.keys_S, right.keys_S)
     if len(rows_left) < least:
         raise InputError(
-            f"{a.name!r} has {len(left.keys_S):,} scenes ({_where(a)}), {b.name!r} has {len(right.keys_S):,} ({_where(b)}), and {len(rows_left):,} are in both; a score needs {least} or more. Embed the same split with both models."
+            f"{a.name!r} has {len(left.keys_S):,} scenes ({_where(a)}), {b.name!r} has {len(right.keys_S):,} "
+            f"({_where(b)}), and {len(rows_left):,} are in both; a score needs {least} or more. "
+            "Embed the same split with both models."
         )
     return Joined(
         left=left.take(rows_left),
@@ -163,8 +151,14 @@ def join(left: SceneVectors, right: SceneVectors, *, least: int = 3) -> Joined:
     )
 
 
+def on_common_scenes(one: Joined, other: Joined) -> tuple[Joined, Joined]:
+    """Both joins, reduced to the scenes that both have."""
+    rows, others = common_rows(one.keys_S, other.keys_S)
+    return one.take(rows), other.take(others)
+
+
 def common_rows(a_S: Keys, b_S: Keys) -> tuple[Ids, Ids]:
-    """Rows of the keys that both sorted, unique lists hold, in the order of the keys."""
+    """Rows, in either list of sorted unique keys, of the keys that both lists hold."""
     places = pc.index_in(pa.array(a_S, pa.large_string()), pa.array(b_S, pa.large_string()))
     found = pc.fill_null(places, -1).to_numpy().astype(np.int64)
     rows_a = np.flatnonzero(found >= 0)

@@ -1,6 +1,5 @@
-"""Which embedding sets are of one space: a cosine between vectors of two spaces is a number that means nothing.
+"""The space of an embedding set, known by digests of its model: a cosine of vectors of two spaces means nothing.
 
-Owns: the identity of a space, told by digests. Does not own: maps between spaces (`indexing.rotate.rotation`).
 Invariant: equal dims are never taken for an equal space.
 """
 
@@ -22,23 +21,24 @@ def check_same_space(base: EmbeddingRecord, queries: EmbeddingRecord) -> None:
     one, two = space_of(base), space_of(queries)
     if one is None or two is None:
         if base.model != queries.model:
-            _log.warning(
-                "Whether %r and %r are of one space is not known, since an import does not say which model made it.",
-                base.name,
-                queries.name,
+            message = (
+                "Whether %r and %r are of one space is not known, since an import does not say which model made it."
             )
+            _log.warning(message, base.name, queries.name)
     elif one != two:
         differ = " and ".join(name for name in one if one[name] != two[name])
-        message = f"{base.name!r} ({base.model}) and {queries.name!r} ({queries.model}) differ in {differ}, so a cosine between them means nothing. Embed both with one model, or fit a map with `goodviews rotate`."
-        raise InputError(message)
+        raise InputError(
+            f"{base.name!r} ({base.model}) and {queries.name!r} ({queries.model}) differ in {differ}, so a cosine between "
+            "them means nothing. Embed both with one model, or fit a map with `goodviews rotate`."
+        )
 
 
 def space_of(record: EmbeddingRecord) -> Mapping[str, Any] | None:
-    """What decides the space of a set beside the layer; None for an import, which does not say."""
+    """All that decides the space of a set, beside the layer; None for an import, whose model is not known."""
     content = record.config.get("content", {})
     if "weights" not in content:
         return None
-    # The first and last layer of a model may have as many dims, and its towers too; other tokens are other inputs.
+    # Two layers or towers of a model may have equal dims; another tokenizer gives the model another input.
     return {
         "weights": content["weights"],
         "tokenizer": content.get("tokenizer"),
@@ -48,16 +48,16 @@ def space_of(record: EmbeddingRecord) -> Mapping[str, Any] | None:
 
 
 def differing(one: EmbeddingRecord, other: EmbeddingRecord) -> list[str]:
-    """In what the spaces of two sets differ; empty for one space.
+    """The facts in which the spaces of two sets differ; empty for one space.
 
-    Of imports nothing but the label is known. A label alone proves nothing elsewhere: a run exports again, a folder is
-    written over.
+    Imports are compared by the label of their model, since no more is known. Elsewhere a label proves nothing: a run may
+    export again, and a folder may be overwritten.
     """
     return differing_facts(one.model, space_of(one), other)
 
 
 def differing_facts(model: str, space: Mapping[str, Any] | None, other: EmbeddingRecord) -> list[str]:
-    """The same for a label and a space that were written down."""
+    """The same for a recorded label and space."""
     theirs = space_of(other)
     if (space is None) != (theirs is None):
         return [ORIGIN]

@@ -1,13 +1,10 @@
-"""Intervals: items are drawn again with replacement, everything else stays as it is.
+"""Bootstrap intervals of means, of paired differences, and of statistics under item weights.
 
-Owns: percentile intervals of means and of paired differences, and the weights that other statistics are computed under.
-Does not own: what an item contributes.
-Invariants: the draws depend on the seed, the number of items and the number of draws alone, so two systems scored on one
-set of items are compared on the same draws; memory is bounded by the block, unless all draws are asked for at once.
+Invariants: the draws depend on the seed, the number of items and the number of draws alone, so two systems scored on the
+same items are compared on the same draws; the block bounds the memory, unless a statistic needs all draws at once.
 
-What such an interval covers: another sample of items of that size, scored against neighbours (or a gallery, or a map) that
-are as good as these. What it does not cover: another training seed, another split, and the noise that a drawn item adds to
-the lists of the others.
+Such an interval covers another sample of items of that size, scored against the same neighbours, gallery or map. It does not
+cover another training seed, another split, and the noise that a drawn item adds to the lists of the others.
 
 Source: the percentile interval of Efron and Tibshirani 1993, chapter 13. N items, S systems, B draws.
 """
@@ -26,19 +23,19 @@ from infra.errors import UsageError
 from infra.vectors import Floats
 
 BLOCK_DRAWS: Final = 1 << 21
-"Indices in memory at once. Part of the result: another block would cut the stream of random numbers elsewhere."
+"Indices in memory at once. It is part of the result: another size would cut the stream of random numbers elsewhere."
 
 
 @dataclass(frozen=True, kw_only=True)
 class BootstrapConfig:
-    """How intervals are made."""
+    """How intervals are computed."""
 
     draws: int = 10_000
-    "Times that the items are drawn again; 0 for no interval."
+    "Number of resamplings of the items; 0 for no interval."
     level: float = 0.95
     "Share of intervals that should hold the true value."
     seed: int = 0
-    "Of the draws."
+    "Seed of the draws."
 
     def __post_init__(self) -> None:
         if self.draws and self.draws < 100:
@@ -51,7 +48,7 @@ class BootstrapConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A value with the ends of its interval; None when none was asked for."""
+    """A value with the ends of its interval, None without one."""
 
     value: float
     low: float | None
@@ -68,7 +65,7 @@ def blocks_of_items(n: int, config: BootstrapConfig) -> Iterator[npt.NDArray[np.
 
 def resampled_means(values_SN: Floats, config: BootstrapConfig) -> Floats:
     """Means (S, B) of S rows of contributions, each draw the same items for all."""
-    # A row at a time: one gather for all rows lays the drawn items out with a stride, and took three times as long.
+    # One row at a time: a gather for all rows stores the drawn items with a stride, and took three times as long.
     blocks = [
         np.stack([values_N.take(items).mean(axis=1) for values_N in values_SN])
         for items in blocks_of_items(values_SN.shape[1], config)
@@ -78,17 +75,17 @@ def resampled_means(values_SN: Floats, config: BootstrapConfig) -> Floats:
 
 def mean_interval(values_N: Floats, config: BootstrapConfig) -> Interval:
     """The mean of contributions with its percentile interval."""
-    return _interval(float(values_N.mean()), resampled_means(values_N[None], config)[0], config)
+    return interval_of(float(values_N.mean()), resampled_means(values_N[None], config)[0], config)
 
 
 def difference_interval(left_N: Floats, right_N: Floats, config: BootstrapConfig) -> Interval:
     """mean(left) - mean(right) over the same items, with the interval of the paired difference."""
     left_B, right_B = resampled_means(np.stack([left_N, right_N]), config)
-    return _interval(float(left_N.mean() - right_N.mean()), left_B - right_B, config)
+    return interval_of(float(left_N.mean() - right_N.mean()), left_B - right_B, config)
 
 
 def ratio_interval(tops_N: Floats, bottoms_N: Floats, config: BootstrapConfig) -> Interval:
-    """sum(tops) / sum(bottoms) with its interval: items that count for several, or not at all (a bottom of 0).
+    """sum(tops) / sum(bottoms) with its interval, for items that count several times, or not at all (a bottom of 0).
 
     Raises ZeroDivisionError when all bottoms are 0.
     """
@@ -97,16 +94,16 @@ def ratio_interval(tops_N: Floats, bottoms_N: Floats, config: BootstrapConfig) -
         raise ZeroDivisionError("No item counts, so there is no ratio.")
     kept = np.flatnonzero(bottoms_N > 0)
     tops_B, bottoms_B = resampled_means(np.stack([tops_N[kept], bottoms_N[kept]]), config)
-    return _interval(float(tops_N.sum()) / total, tops_B / bottoms_B, config)
+    return interval_of(float(tops_N.sum()) / total, tops_B / bottoms_B, config)
 
 
 def weighted_values(
     statistic: Callable[[Floats], Floats], n: int, config: BootstrapConfig, *, at_once: bool = False
 ) -> Floats:
-    """A statistic (B,) of drawn items for which a mean of contributions will not do.
+    """A statistic of drawn items that is no mean of contributions (B,).
 
     statistic: weights (N, b), how often each item was drawn -> values (b,). at_once: one call for all draws, which takes
-    8 N B bytes, for a statistic that goes over all pairs of items in every call.
+    8 N B bytes, for a statistic that reads all pairs of items in every call.
     """
     if not config.draws:
         return np.empty(0)
@@ -127,12 +124,8 @@ def _weights(items_bN: npt.NDArray[np.int32], n: int) -> Floats:
 
 
 def interval_of(value: float, draws_B: Floats, config: BootstrapConfig) -> Interval:
-    """The value with the percentile interval of draws that `weighted_values` made."""
-    return _interval(value, draws_B, config)
-
-
-def _interval(value: float, draws_B: Floats, config: BootstrapConfig) -> Interval:
-    """No interval when nothing was drawn, or when a draw is undefined: the others would be a selection."""
+    """The value with the percentile interval of its draws; without one when there is no draw, or an undefined one."""
+    # Without the undefined draws the others would be a selection.
     if not len(draws_B) or not np.isfinite(draws_B).all() or not math.isfinite(value):
         return Interval(value=value, low=None, high=None)
     tail = (1 - config.level) / 2

@@ -1,12 +1,11 @@
-"""Chance: what a score is worth when the items of one side are shuffled.
+"""Chance and calibration: a score beside the scores of shuffled items.
 
-Owns: the permutations, the p-value, the threshold and the calibrated value. Does not own: any metric.
-Invariant: a permutation moves all layers of the second side together, so that the maximum over layer pairs is compared with
-maxima over layer pairs.
+Invariant: a permutation moves all layers of the second side together, so that the maximum over layer pairs is compared
+with maxima over layer pairs.
 
 Source: Groeger, Wen and Brbic 2026 (arXiv 2602.14486). With s_1 .. s_K the scores under K permutations:
 p = (1 + #{s_k >= s}) / (K + 1); tau = the ceil((1 - alpha)(K + 1))-th smallest of {s, s_1 .. s_K};
-calibrated = clip((s - tau) / (s_max - tau), 0, 1). A calibrated 0 says: not distinguishable from shuffled items.
+calibrated = clip((s - tau) / (s_max - tau), 0, 1), where 0 means: not distinguishable from shuffled items.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ class CalibrationConfig:
     permutations: int = 200
     "0 for none."
     alpha: float = 0.05
-    "A score counts from the 1 - alpha quantile of the shuffled ones on."
+    "A score counts if it is above the 1 - alpha quantile of the shuffled ones."
     seed: int = 0
-    "Of the permutations."
+    "Seed of the permutations."
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha < 1:
@@ -41,13 +40,14 @@ class CalibrationConfig:
         if self.permutations < 0 or 0 < self.permutations < 1 / self.alpha - 1:
             least = math.ceil(1 / self.alpha - 1)
             raise UsageError(
-                f"{self.permutations} permutations cannot show a quantile of {1 - self.alpha:g}. Use 0, or {least} or more."
+                f"{self.permutations} permutations cannot show a quantile of {1 - self.alpha:g}. "
+                f"Use 0, or {least} or more."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """A score against shuffled items. mean: of the shuffled scores; threshold: tau."""
+    """A score beside shuffled items. mean: of the shuffled scores; threshold: tau."""
 
     p_value: float
     threshold: float
@@ -65,7 +65,7 @@ def permutations_of(n: int, config: CalibrationConfig) -> Iterator[Ids]:
 def calibrate(
     score: float, shuffled: Callable[[Ids], float], n: int, config: CalibrationConfig, *, largest: float = 1.0
 ) -> Calibration | None:
-    """The score against `shuffled(permutation)`; None when no permutation is asked for or the score is undefined.
+    """The score beside `shuffled(permutation)`; None without permutations and for an undefined score.
 
     largest: the value of a perfect score.
     """

@@ -1,8 +1,7 @@
-"""Which scenes a map is fitted on and which it is scored on.
+"""Random divisions of scenes into those that a map is fitted on and those that it is scored on.
 
-Owns: random divisions of one set of scenes, and nested subsets of fit pairs. Does not own: what is fitted.
-Invariant: a scene is never on both sides, and scenes are ordered by a hash of the seed, the number of the division and their
-key: not by their row, and by no generator of a library.
+Invariant: a scene is never on both sides. The order is that of a hash of the seed, the number of the division and the key,
+so it depends neither on rows nor on the generator of a library.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from infra.vectors import Ids
 
 @dataclass(frozen=True, kw_only=True)
 class Division:
-    """Rows to fit on, in the order in which a smaller number of pairs takes the first of them; rows to score."""
+    """Rows to fit on, of which a smaller number of pairs takes the first, and rows to score."""
 
     fit: Ids
     scored: Ids
@@ -41,7 +40,8 @@ def random_divisions(keys_S: Keys, fit_pairs: int, splits: int, seed: int) -> It
     n = len(keys_S)
     if not 2 <= fit_pairs <= n - 2:
         raise InputError(
-            f"{fit_pairs:,} fit pairs of {n:,} common scenes leave {max(0, n - fit_pairs):,} to score; both sides need 2 or more."
+            f"{fit_pairs:,} fit pairs of {n:,} common scenes leave {max(0, n - fit_pairs):,} to score; "
+            "both sides need 2 or more."
         )
     for number in range(splits):
         order = hashed_order(keys_S, seed, number)

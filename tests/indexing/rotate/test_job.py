@@ -145,7 +145,7 @@ def test_a_fit_set_of_the_same_label_but_of_other_files_is_refused(
     home: Home, changed: dict[str, Any], word: str
 ) -> None:
     put_splits(home, "new", **changed)
-    with pytest.raises(InputError, match=f"'xv' bears that label, but differs in {word},"):
+    with pytest.raises(InputError, match=f"'xv' has that label, but differs in {word},"):
         rotate_sets(home, asked(fit_pairs=None, fit="val"))
 
 

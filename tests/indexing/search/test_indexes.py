@@ -12,8 +12,7 @@ import pytest
 
 from catalog.rows import embeddings
 from indexing.search import ann, indexes
-from indexing.search.ann import Wish
-from indexing.search.indexes import build_index, find_index, list_indexes, open_index
+from indexing.search.indexes import IndexConfig, build_index, find_index, list_indexes, open_index
 from indexing.search.rows import Rows
 from infra import storage
 from infra.errors import InputError, IntegrityError
@@ -37,7 +36,7 @@ def test_an_index_answers_with_the_keys_of_its_set(home: Home) -> None:
     x[5] = 0
     names = [f"k{(i * 37) % 60:03d}" for i in range(60)]  # the set sorts them
     vectors = vector_sets.publish(home, x, keys=names)
-    record = build_index(home, vectors, Wish(), factory="Flat", name="flat")
+    record = build_index(home, vectors, IndexConfig(factory="Flat", name="flat"))
     assert (record.rows, record.undefined, record.flags) == (59, 1, ())
     opened = open_index(home, find_index(home, "flat"))
     places, _ = ann.search(opened.index, Rows(x, name="queries"), 1)
@@ -48,16 +47,16 @@ def test_an_index_answers_with_the_keys_of_its_set(home: Home) -> None:
 
 def test_the_same_bytes_have_the_same_id_and_other_vectors_another(home: Home) -> None:
     first = vector_sets.publish(home, noise())
-    one, two = (build_index(home, first, Wish(), factory="IVF2,Flat") for _ in range(2))
+    one, two = (build_index(home, first, IndexConfig(factory="IVF2,Flat")) for _ in range(2))
     assert one.index_id == two.index_id and len(list_indexes(home)) == 1
-    other = build_index(home, vector_sets.publish(home, noise(seed=1), name="other"), Wish(), factory="IVF2,Flat")
+    other = build_index(home, vector_sets.publish(home, noise(seed=1), name="other"), IndexConfig(factory="IVF2,Flat"))
     assert other.index_id != one.index_id
     assert [r.name for r in list_indexes(home)] == ["tiny/IVF2,Flat", "other/IVF2,Flat"]
 
 
 def test_f20_another_set_is_refused_though_it_has_as_many_rows(home: Home) -> None:
     vectors, other = vector_sets.publish(home, noise()), vector_sets.publish(home, noise(seed=1), name="other")
-    record = build_index(home, vectors, Wish(), factory="Flat")
+    record = build_index(home, vectors, IndexConfig(factory="Flat"))
     open_index(home, record, vectors=vectors)
     with pytest.raises(IntegrityError, match=r"was built from embedding set 'tiny' .*, not from 'other'"):
         open_index(home, record, vectors=other)
@@ -65,7 +64,7 @@ def test_f20_another_set_is_refused_though_it_has_as_many_rows(home: Home) -> No
 
 def test_f20_a_set_with_other_files_or_none_is_refused(home: Home) -> None:
     vectors = vector_sets.publish(home, noise())
-    record = build_index(home, vectors, Wish(), factory="Flat")
+    record = build_index(home, vectors, IndexConfig(factory="Flat"))
     vector_sets.publish(home, noise(seed=1))  # the same id with other vectors
     with pytest.raises(IntegrityError, match="are not those that index 'tiny/Flat' was built from"):
         open_index(home, record)
@@ -77,7 +76,7 @@ def test_f20_a_set_with_other_files_or_none_is_refused(home: Home) -> None:
 @pytest.mark.parametrize("name", ["keys.parquet", "index.faiss", "audit.json"])
 @pytest.mark.parametrize("damage", ["truncated", "changed", "missing"])
 def test_f20_a_damaged_file_is_refused(home: Home, name: str, damage: str) -> None:
-    record = build_index(home, vector_sets.publish(home, noise()), Wish(), factory="Flat")
+    record = build_index(home, vector_sets.publish(home, noise()), IndexConfig(factory="Flat"))
     path = Path(indexes.index_url(home, record.index_id, name))
     data = path.read_bytes()
     if damage == "missing":
@@ -89,7 +88,7 @@ def test_f20_a_damaged_file_is_refused(home: Home, name: str, damage: str) -> No
 
 
 def test_f20_a_shorter_side_file_is_refused_even_where_the_record_was_made_to_fit(home: Home) -> None:
-    record = build_index(home, vector_sets.publish(home, noise()), Wish(), factory="Flat")
+    record = build_index(home, vector_sets.publish(home, noise()), IndexConfig(factory="Flat"))
     url = indexes.index_url(home, record.index_id, "keys.parquet")
     pq.write_table(pq.read_table(url).slice(1), url)
     files = {**record.files, "keys.parquet": dataclasses.asdict(storage.digest(url))}
@@ -111,16 +110,16 @@ def test_f21_a_builder_that_dies_leaves_no_index(home: Home, monkeypatch: pytest
 
     monkeypatch.setattr(storage, "publish", dying)
     with pytest.raises(KeyboardInterrupt):
-        build_index(home, vectors, Wish(), factory="Flat")
+        build_index(home, vectors, IndexConfig(factory="Flat"))
     assert len(written) == survives and list_indexes(home) == []
     monkeypatch.undo()
-    assert open_index(home, build_index(home, vectors, Wish(), factory="Flat")).keys.num_rows == 60
+    assert open_index(home, build_index(home, vectors, IndexConfig(factory="Flat"))).keys.num_rows == 60
 
 
 def test_f21_two_builders_with_other_wishes_write_other_folders(home: Home) -> None:
     vectors = vector_sets.publish(home, noise(200))
-    a = build_index(home, vectors, Wish(), factory="IVF4,Flat", parameters="nprobe=1")
-    b = build_index(home, vectors, Wish(), factory="IVF4,Flat", parameters="nprobe=2")
+    a = build_index(home, vectors, IndexConfig(factory="IVF4,Flat", parameters="nprobe=1"))
+    b = build_index(home, vectors, IndexConfig(factory="IVF4,Flat", parameters="nprobe=2"))
     assert a.index_id != b.index_id
     for record in (a, b):
         assert open_index(home, record).index.nprobe == int(record.parameters[-1])
@@ -129,7 +128,7 @@ def test_f21_two_builders_with_other_wishes_write_other_folders(home: Home) -> N
 def test_names_and_ids_that_fit_none_are_refused_with_what_is_near(home: Home) -> None:
     with pytest.raises(InputError, match="Known are none"):
         find_index(home, "flat")
-    record = build_index(home, vector_sets.publish(home, noise()), Wish(), factory="Flat", name="photos-flat")
+    record = build_index(home, vector_sets.publish(home, noise()), IndexConfig(factory="Flat", name="photos-flat"))
     assert find_index(home, record.index_id[:6]) == record
     with pytest.raises(InputError, match="Did you mean 'photos-flat'"):
         find_index(home, "photo-flat")

@@ -1,6 +1,5 @@
 """Check of FAISS: which build is installed, whether two of them hide each other, and whether it sees a GPU.
 
-Owns: this question. Does not own: how checks run (`infra.doctor.findings`), the device of a search (`indexing.search.proposals`).
 Invariant: packages are counted before FAISS is imported, since a mixed installation may not import at all.
 """
 
@@ -26,13 +25,12 @@ def faiss(_: Circumstances) -> Iterator[Finding]:
     shown = " and ".join(f"{name} {number}" for name, number in builds.items())
     if len(builds) > 1:
         found = f"{shown} are both installed; they share one folder, and the last one installed hides the other"
-        advice = f"Run `pip uninstall {' '.join(builds)}`, then install one: `pip install faiss-cpu` or `pip install faiss-gpu`."
-        yield broken("faiss", found, advice)
+        install = "then install one: `pip install faiss-cpu` or `pip install faiss-gpu`."
+        yield broken("faiss", found, f"Run `pip uninstall {' '.join(builds)}`, {install}")
         return
     if not builds:
-        yield broken(
-            "faiss", "FAISS is not installed", "Run `pip install faiss-cpu`, on a GPU machine `pip install faiss-gpu`."
-        )
+        advice = "Run `pip install faiss-cpu`, on a GPU machine `pip install faiss-gpu`."
+        yield broken("faiss", "FAISS is not installed", advice)
         return
     import faiss as library
 

@@ -1,6 +1,6 @@
 """The job behind `goodviews align`: score two embedding sets, and record the scores in the catalog.
 
-Each score stands beside its leakage, the paired difference to a baseline, and the scores of earlier checkpoints of the run.
+A row holds leakage, the scores of earlier checkpoints of the run, and the paired difference to a baseline.
 Invariant: the baseline and the earlier checkpoints are scored on the same scenes and with the same config.
 """
 
@@ -79,10 +79,11 @@ def score_sets(home: Home, config: ScoringConfig) -> list[dict[str, Any]]:
     found = score_sides(*sides, config.align)
     leaked = leakage(home, [left, right], joined.keys_S.tolist())
     beside = {"without_leaked": _without(joined, leaked, config.align), **_earlier_values(home, joined, sides, config)}
-    facts = _Facts(leaked=leaked, wanted=None if config.keys is None else len(read_key_file(config.keys)))
-    rows = []
-    for place, one in enumerate(found):
-        rows.append(_row(joined, one, config, facts, {name: values[place] for name, values in beside.items()}))
+    lost = None if config.keys is None else len(read_key_file(config.keys)) - len(joined.keys_S)
+    rows = [
+        _row(joined, one, config, leaked, lost, {name: values[place] for name, values in beside.items()})
+        for place, one in enumerate(found)
+    ]
     gaps, gap_rows = [], []
     if baseline is not None:
         # The baseline is joined with RIGHT on the same scenes, so that side stays as it is.
@@ -95,16 +96,8 @@ def score_sets(home: Home, config: ScoringConfig) -> list[dict[str, Any]]:
     return [*(plain(row) for row in rows), *gaps]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Facts:
-    """What all scores of one call have in common. wanted: number of scenes in the key file."""
-
-    leaked: Leakage | Unknown
-    wanted: int | None
-
-
 def read_key_file(path: str) -> Keys:
-    """Scene keys, one a line, sorted and unique; a key may hold spaces. Raises InputError for an empty or binary file."""
+    """Scene keys, sorted and unique, from lines that may hold spaces. Raises InputError for an empty or binary file."""
     try:
         lines = storage.read_bytes(storage.absolute(path)).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -130,7 +123,8 @@ def _joined(home: Home, left: EmbeddingRecord, right: EmbeddingRecord, config: S
     rows, _ = common_rows(joined.keys_S, wanted)
     if len(rows) < least:
         raise InputError(
-            f"{len(rows):,} of the {len(wanted):,} scenes of {config.keys} are in both sets; a score needs {least} or more."
+            f"{len(rows):,} of the {len(wanted):,} scenes of {config.keys} are in both sets; "
+            f"a score needs {least} or more."
         )
     return joined.take(rows)
 
@@ -188,11 +182,15 @@ def earlier_set(
 
 
 def _row(
-    joined: Joined, scored: Scored, config: ScoringConfig, facts: _Facts, extra: Mapping[str, float | None]
+    joined: Joined,
+    scored: Scored,
+    config: ScoringConfig,
+    leaked: Leakage | Unknown,
+    keys_not_found: int | None,
+    extra: Mapping[str, float | None],
 ) -> AlignmentRow:
-    found, leaked = scored.score, facts.leaked
+    found = scored.score
     earlier: dict[str, Any] = {column: extra.get(column) for column in CHECKPOINT_COLUMNS}
-    not_found = None if facts.wanted is None else facts.wanted - len(joined.keys_S)
     details: dict[str, Any] = {
         "undefined": found.undefined,
         "threshold": found.threshold,
@@ -201,8 +199,8 @@ def _row(
         "right_only": joined.right_only,
         "without_leaked": extra["without_leaked"],
         "leaked": leaked.reason if isinstance(leaked, Unknown) else leaked.counts,
-        "keys_not_found": not_found,
-        "alarms": alarms(found, config, not_found),
+        "keys_not_found": keys_not_found,
+        "alarms": alarms(found, config, keys_not_found),
     }
     scored_digest = digest_of(joined.keys_S)
     selection = [found.selection, joined.rule]
@@ -237,7 +235,8 @@ def alarms(found: Score, config: ScoringConfig, keys_not_found: int | None = Non
     said = []
     if found.ties is not None and found.ties > 0.5:
         said.append(
-            f"{found.ties:.0%} of the items have ties where their list ends: a side has collapsed or repeats its vectors"
+            f"{found.ties:.0%} of the items have ties where their list ends: "
+            "a side has collapsed or repeats its vectors"
         )
     if found.undefined:
         said.append(f"{found.undefined:,} items have a zero vector: they have no neighbours and score 0")

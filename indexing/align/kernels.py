@@ -3,9 +3,9 @@
 Each has a value under a permutation of the items (for chance) and under weights of the items (for the bootstrap).
 Invariant: no N x N matrix is ever whole in memory; the D x D forms equal the kernel forms of the sources, term by term.
 
-Features are unit rows (a zero row stays zero). The public reference does not centre them, since HSIC centres the kernels.
-Here they are centred as well: both HSIC estimators drop every term f(i) + f(j) of a kernel, so the numbers stay the same,
-and the sums cancel before they are rounded.
+Features are unit rows (a zero row stays zero). The public reference does not centre them, since HSIC centres the
+kernels. Here they are centred as well: both HSIC estimators drop every term f(i) + f(j) of a kernel, so the numbers
+stay the same, and the sums cancel before they are rounded.
 
 Sources: CKA, Kornblith et al. 2019; unbiased HSIC, Song et al. 2012 (equation 5); CKNNA, Huh et al. 2024 (arXiv
 2405.07987); SVCCA, Raghu et al. 2017. The 1e-6 in every denominator is that of the reference.
@@ -44,7 +44,7 @@ class Kernel(Protocol):
 class CKA:
     """Linear centred kernel alignment, HSIC(K, L) / (sqrt(HSIC(K, K) HSIC(L, L)) + 1e-6).
 
-    Biased: HSIC = tr(K H L H) = |Xc' Yc|_F^2 with centred columns; of independent tables it is not 0 but grows with D / N.
+    Biased: HSIC = tr(K H L H) = |Xc' Yc|_F^2 with centred columns; for independent tables it grows with D / N.
     Unbiased: HSIC = [tr(K~ L~) + sum(K~) sum(L~) / ((N-1)(N-2)) - 2 / (N-2) 1' K~ L~ 1] / (N (N-3)).
     """
 
@@ -72,8 +72,8 @@ class CKA:
     def weighted(self, weights_NB: Floats) -> Floats:
         """See `Kernel.weighted`; O(N^2 (D + E + B)) time in tiles of rows.
 
-        Two copies of one item are not a pair of items: their kernel stays out of the unbiased sums, and enters the biased
-        ones once a copy, as a diagonal. As pairs they would raise every draw, and the interval would miss its own value.
+        Two copies of one item are not a pair of items: their kernel stays out of the unbiased sums, and enters the
+        biased ones once a copy, as a diagonal. As pairs they would raise every draw above the value itself.
         """
         n, b = weights_NB.shape
         products, crossed, totals = np.zeros((3, b)), np.zeros((3, b)), np.zeros((2, b))
@@ -102,9 +102,9 @@ class CKA:
 class CKNNA:
     """CKA restricted to pairs that are neighbours in both spaces: a(K, L) / (sqrt(a(K, K) a(L, L)) + 1e-6).
 
-    a(K, L) is the unbiased HSIC of M o K and M o L, where M(i, j) = 1 if j is among the K nearest neighbours of i in both;
-    in a(K, K) the mask is that of one space. M is not symmetric, so tr(K~ L~) counts mutual pairs only, as the reference
-    does. Masked kernels have at most N * K entries, so they are sparse. NaN when a(K, K) a(L, L) < 0.
+    a(K, L) is the unbiased HSIC of M o K and M o L, where M(i, j) = 1 if j is among the K nearest neighbours of i in
+    both; in a(K, K) the mask is that of one space. M is not symmetric, so tr(K~ L~) counts mutual pairs only, as the
+    reference does. Masked kernels have at most N * K entries, so they are sparse. NaN when a(K, K) a(L, L) < 0.
     """
 
     def __init__(self, x_ND: Table, y_NE: Table, lists: tuple[NeighbourLists, NeighbourLists]) -> None:
@@ -145,9 +145,9 @@ class CKNNA:
 class SVCCA:
     """Mean canonical correlation of the first 10 left singular vectors of both standardised tables.
 
-    Columns are centred and divided by their standard deviation (N - 1) + 1e-8. The reference takes a randomised SVD and an
-    iterative CCA; both converge to the singular values of U' V, which are computed here, the same on every run. A table of
-    a lower rank uses fewer than 10 dims; a constant table scores 0.
+    Columns are centred and divided by their standard deviation (N - 1) + 1e-8. The reference takes a randomised SVD and
+    an iterative CCA; both converge to the singular values of U' V, which are computed here, the same on every run. A
+    table of a lower rank uses fewer than 10 dims; a constant table scores 0.
     """
 
     def __init__(self, x_ND: Table, y_NE: Table) -> None:

@@ -4,10 +4,10 @@
 Invariant: clamping and layer search happen here and nowhere else.
 
 `huh2024` is the procedure of the public platonic-rep code: absolute values are cut at the 95th percentile of all layers
-together, each layer is normalised, and the score is the largest over all pairs of layers, and at least 0. By chance alone
-a maximum over many pairs exceeds the score of a pair chosen beforehand; only its calibrated value accounts for that. For
-pictures the public code compares the outputs of blocks 1 to L before the final norm (timm); sets of `goodviews embed` hold
-the last layer after that norm, and under the pooling cls no layer 0 either.
+together, each layer is normalised, and the score is the largest over all pairs of layers, and at least 0. By chance
+alone a maximum over many pairs exceeds the score of a pair chosen beforehand; only its calibrated value accounts for
+that. For pictures the public code compares the outputs of blocks 1 to L before the final norm (timm); sets of
+`goodviews embed` hold the last layer after that norm, and under the pooling cls no layer 0 either.
 
 Source: Huh et al. 2024 (arXiv 2405.07987) and their public code. N items, L layers, D dims.
 """
@@ -37,7 +37,7 @@ class ProtocolConfig:
     name: str = "plain"
     "plain or huh2024."
     exact_quantile: bool = False
-    "huh2024: the element at place int(.95 * number) of all sorted absolute values; else the mean of the items' quantiles."
+    "huh2024: the quantile of all absolute values, at place int(.95 * number); else the mean of the items' quantiles."
 
     def __post_init__(self) -> None:
         if self.name not in PROTOCOLS:

@@ -1,11 +1,11 @@
 """Metrics of neighbour lists: mutual, cycle, LCS and edit-distance k-NN.
 
-Invariant: a score is the mean of its contributions, and a contribution depends on neighbour lists alone, so rotation and
-scale of either space change none of these scores.
+Invariant: a score is the mean of its contributions, and a contribution depends on neighbour lists alone, so rotation
+and scale of either space change none of these scores.
 
 Ties go against the score. Where the k-th and the (k+1)-th score of an item are equal on *both* sides, row numbers chose
-the neighbours in those ties on both sides, and an agreement among them does not count. So two collapsed encoders score 0
-and not 1; one collapsed encoder scores the agreement of the other with row numbers.
+the neighbours in those ties on both sides, and an agreement among them does not count. So two collapsed encoders score
+0 and not 1; one collapsed encoder scores the agreement of the other with row numbers.
 
 Formulas: Huh et al. 2024 (arXiv 2405.07987). N items, K neighbours each, -1 where an item has none.
 """
@@ -84,60 +84,40 @@ def mutual_shares(a: NeighbourLists, b: NeighbourLists) -> Floats:
 
     The mean is mutual k-NN, m = mean_i |N_A(i) & N_B(i)| / K; K / (N - 1) for independent spaces.
     """
-    k = a.ids_NK.shape[1]
-    out_N = np.empty(len(a.ids_NK))
-    for rows in tiles_of(len(out_N), k * k, BLOCK_CELLS):
-        out_N[rows] = _equal(a, b, rows).sum(axis=(1, 2)) / k
-    return out_N
+    return _by_blocks(a, lambda rows: _equal(a, b, rows).sum(axis=(1, 2)) / a.ids_NK.shape[1])
 
 
 def cycle_hits(a: NeighbourLists, b: NeighbourLists) -> Floats:
     """1 where item i is a neighbour in A of one of its neighbours in B, else 0 (N,)."""
-    n, k = b.ids_NK.shape
-    out_N = np.empty(n)
-    for rows in tiles_of(n, k * k, BLOCK_CELLS):
+
+    def hits(rows: slice) -> Floats:
         via_RK = b.ids_NK[rows]
-        home_RKK = a.ids_NK[via_RK] == np.arange(n)[rows, None, None]
+        home_RKK = a.ids_NK[via_RK] == np.arange(len(b.ids_NK))[rows, None, None]
         home_RKK &= (via_RK >= 0)[:, :, None]
         home_RKK &= ~(a.tied_NK[via_RK] & b.tied_NK[rows][:, :, None])
-        out_N[rows] = home_RKK.any(axis=(1, 2))
-    return out_N
+        return np.asarray(home_RKK.any(axis=(1, 2)), np.float64)
+
+    return _by_blocks(a, hits)
 
 
 def lcs_lengths(a: NeighbourLists, b: NeighbourLists) -> Floats:
     """Length of the longest common subsequence of each item's two ordered lists (N,), 0 to K; not divided by K."""
-    n, k = a.ids_NK.shape
-    out_N = np.empty(n)
-    # The usual dynamic programme, a row of its table at a time, for all items of a block at once.
-    for rows in tiles_of(n, k * k, BLOCK_CELLS):
-        equal_RKK = _equal(a, b, rows)
-        above = np.zeros((len(equal_RKK), k + 1), np.int64)
-        for i in range(k):
-            row = np.zeros_like(above)
-            for j in range(k):
-                skipped = np.maximum(above[:, j + 1], row[:, j])
-                row[:, j + 1] = np.where(equal_RKK[:, i, j], above[:, j] + 1, skipped)
-            above = row
-        out_N[rows] = above[:, k]
-    return out_N
+
+    def cell(equal: Mask, diagonal: Ids, up: Ids, left: Ids) -> Ids:
+        return np.asarray(np.where(equal, diagonal + 1, np.maximum(up, left)))
+
+    border = np.zeros(a.ids_NK.shape[1] + 1, np.int64)
+    return _by_blocks(a, lambda rows: _corner(_equal(a, b, rows), border, cell))
 
 
 def edit_similarities(a: NeighbourLists, b: NeighbourLists) -> Floats:
     """1 - d / K of each item (N,), d the Levenshtein distance of its two ordered lists; 0 to 1."""
-    n, k = a.ids_NK.shape
-    out_N = np.empty(n)
-    for rows in tiles_of(n, k * k, BLOCK_CELLS):
-        equal_RKK = _equal(a, b, rows)
-        above = np.tile(np.arange(k + 1), (len(equal_RKK), 1))
-        for i in range(k):
-            row = np.empty_like(above)
-            row[:, 0] = i + 1
-            for j in range(k):
-                replaced = above[:, j] + ~equal_RKK[:, i, j]
-                row[:, j + 1] = np.minimum(replaced, np.minimum(above[:, j + 1], row[:, j]) + 1)
-            above = row
-        out_N[rows] = 1 - above[:, k] / k
-    return out_N
+
+    def cell(equal: Mask, diagonal: Ids, up: Ids, left: Ids) -> Ids:
+        return np.asarray(np.minimum(diagonal + ~equal, np.minimum(up, left) + 1))
+
+    k = a.ids_NK.shape[1]
+    return _by_blocks(a, lambda rows: 1 - _corner(_equal(a, b, rows), np.arange(k + 1), cell) / k)
 
 
 NEIGHBOUR_METRICS: Final[dict[str, Contributions]] = {
@@ -166,3 +146,24 @@ def _equal(a: NeighbourLists, b: NeighbourLists, rows: slice) -> Mask:
     equal_RKK: Mask = (a_RK[:, :, None] == b_RK[:, None, :]) & (a_RK >= 0)[:, :, None]
     equal_RKK &= ~(a.tied_NK[rows][:, :, None] & b.tied_NK[rows][:, None, :])
     return equal_RKK
+
+
+def _corner(equal_RKK: Mask, border: Ids, cell: Callable[[Mask, Ids, Ids, Ids], Ids]) -> Floats:
+    """Last cell of a dynamic programme over two lists (R,), a row of its table at a time for all items at once.
+
+    border: first row and first column of the table. cell: of equality and the cells diagonal, up and left of it.
+    """
+    above = np.tile(border, (len(equal_RKK), 1))
+    for i in range(len(border) - 1):
+        row = np.empty_like(above)
+        row[:, 0] = border[i + 1]
+        for j in range(len(border) - 1):
+            row[:, j + 1] = cell(equal_RKK[:, i, j], above[:, j], above[:, j + 1], row[:, j])
+        above = row
+    return above[:, -1].astype(np.float64)
+
+
+def _by_blocks(lists: NeighbourLists, function: Callable[[slice], Floats]) -> Floats:
+    """The function of all rows (N,), a block of them at a time."""
+    n, k = lists.ids_NK.shape
+    return np.concatenate([function(rows) for rows in tiles_of(n, k * k, BLOCK_CELLS)])

@@ -3,13 +3,13 @@
 Invariant: value, chance and interval belong to the same items, the same pair of layers and the same metric.
 
 Intervals: metrics of neighbours resample the contributions of the items. CKA, unbiased CKA and CKNNA weigh the items in
-the formula itself. SVCCA is computed anew, and its draws are centred on the value. Kernels cost more, so they take fewer
-draws (`Score.draws`), and CKA of very many items takes none (`why_no_interval`). Under `huh2024` all draws are of the
-chosen pair of layers. N items.
+the formula itself. SVCCA is computed anew, and its draws are centred on the value. Kernels cost more, so they take
+fewer draws (`Score.draws`), and CKA of very many items takes none (`why_no_interval`). Under `huh2024` all draws are of
+the chosen pair of layers. N items.
 
 Coverage of 95 % intervals, measured over 400 worlds of 200 items (tests/experiments/interval_coverage.py): R@1 .97, CKA
-.96, unbiased CKA .96, CKNNA 1.00 (too wide), cycle .93, edit .91, LCS .87, mutual k-NN .84. Neighbours are held fixed, so
-the noise that an item adds to the lists of others is left out; an interval of mutual k-NN is a quarter too narrow.
+.96, unbiased CKA .96, CKNNA 1.00 (too wide), cycle .93, edit .91, LCS .87, mutual k-NN .84. Neighbours are held fixed,
+so the noise that an item adds to the lists of others is left out; an interval of mutual k-NN is a quarter too narrow.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class AlignConfig:
 class Score:
     """The value of one metric, with its interval, chance, ties and pair of layers.
 
-    chance: score of independent spaces; k / (N - 1) for mutual k-NN of one pair of layers, else the mean of the shuffled
-    scores (under huh2024: of their maxima), None without any. ties: share of items whose list ends inside a tie, the larger
-    of both sides; None for a metric without neighbours. undefined: items whose vector is zero on a side. draws: bootstrap
-    draws behind low and high.
+    chance: score of independent spaces; k / (N - 1) for mutual k-NN of one pair of layers, else the mean of the
+    shuffled scores (under huh2024: of their maxima), None without any. ties: share of items whose list ends inside a
+    tie, the larger of both sides; None for a metric without neighbours. undefined: items whose vector is zero on a
+    side. draws: bootstrap draws behind low and high.
     """
 
     metric: str

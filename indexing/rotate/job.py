@@ -152,8 +152,8 @@ def _tables(home: Home, left: EmbeddingRecord, right: EmbeddingRecord, config: M
     both, _ = common_rows(fitted.keys_S, scored.keys_S)
     if len(both):
         raise InputError(
-            f"{len(both):,} scenes, among them {fitted.keys_S[both[0]]!r}, are in the fit split {config.fit} and among the "
-            "scored ones; a map knows the answers it was fitted on. Name another split with --fit."
+            f"{len(both):,} scenes, among them {fitted.keys_S[both[0]]!r}, are in the fit split {config.fit} and among "
+            "the scored ones; a map knows the answers it was fitted on. Name another split with --fit."
         )
     return fitted, scored
 
@@ -161,8 +161,8 @@ def _tables(home: Home, left: EmbeddingRecord, right: EmbeddingRecord, config: M
 def sibling(home: Home, record: EmbeddingRecord, split: str) -> EmbeddingRecord:
     """The newest set of the same space, version and kind on another split.
 
-    Raises InputError without one. Two sets with one label of a model may be of two spaces, since a label can outlive the
-    weights; the message then names the facts that differ.
+    Raises InputError without one. Two sets with one label of a model may be of two spaces, since a label can outlive
+    the weights; the message then names the facts that differ.
     """
     facts = ("dataset", "version", "observation", "roles", "pooling", "averaging", "layers", "max_length")
     others = [other for other in embeddings.list_sets(home) if other.split == split and other.dataset == record.dataset]
@@ -179,9 +179,9 @@ def sibling(home: Home, record: EmbeddingRecord, split: str) -> EmbeddingRecord:
         differ = ", ".join(dict.fromkeys(wrong[near[-1].embedding_id]))
         hint = f" ({near[-1].name!r} has that label, but differs in {differ}, so a map fitted on it would mean nothing)"
     raise InputError(
-        f"There is no embedding set of {record.model!r} ({record.observation}) for split {split} of {record.dataset}{hint}. "
-        f"Make it with `goodviews embed --model {record.model} --dataset {record.dataset} --split {split} "
-        f"--of {record.observation}`, or divide the scored scenes with --fit-pairs."
+        f"There is no embedding set of {record.model!r} ({record.observation}) for split {split} of "
+        f"{record.dataset}{hint}. Make it with `goodviews embed --model {record.model} --dataset {record.dataset} "
+        f"--split {split} --of {record.observation}`, or divide the scored scenes with --fit-pairs."
     )
 
 

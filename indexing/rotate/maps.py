@@ -5,7 +5,7 @@ another digest is refused.
 
     map.safetensors     means and weights; the control fitted on shuffled pairs under `shuffled.`
     fit_keys.parquet    scene_key of every fit pair, which may never be scored with this map
-    picks.parquet       what each scored query picked, for the report; see PICKS. Scored on another set, a map has another id
+    picks.parquet       what each scored query picked, for the report; see PICKS. Other scored sets give another id
     record.json         a MapRecord
 """
 
@@ -91,7 +91,7 @@ def map_url(home: Home, map_id: str, *names: str) -> str:
 def map_id_of(
     sides: tuple[Mapping[str, Any], Mapping[str, Any]], config: MapConfig, fit_keys: Keys, said: tuple[str, str]
 ) -> str:
-    """16 hex digits of the sha256 of all that decides the files of a map. said: rule of the fit sets, digest of the scored."""
+    """16 hex digits of the sha256 of all that decides a map. said: rule of the fit sets, digest of the scored ones."""
     content = {
         "left": dict(sides[0]),
         "right": dict(sides[1]),

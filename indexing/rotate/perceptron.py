@@ -1,7 +1,7 @@
 """A map with one hidden layer, trained with torch on the CPU.
 
-Invariant: the same pairs, seed and number of threads give the same weights. The kept epoch is the best one on the held-out
-fit pairs, which take no part in the gradient. `indexing.rotate.rotation` applies the weights in plain NumPy.
+Invariant: the same pairs, seed and number of threads give the same weights. The kept epoch is the best one on the
+held-out fit pairs, which take no part in the gradient. `indexing.rotate.rotation` applies the weights in plain NumPy.
 N pairs, D dims in, E out, H hidden.
 """
 
@@ -28,7 +28,7 @@ def fit_perceptron(
 ) -> tuple[Mapping[str, Floats], Mapping[str, float]]:
     """Weights in (D, H), in_bias, out (H, E), out_bias for rows x as given, and the facts of the fit.
 
-    AdamW on 1 - cosine to the partner. The rows are scaled to a root mean square of 1, and the weights take the scale back.
+    AdamW on 1 - cosine to the partner. Rows are scaled to a root mean square of 1; the weights take the scale back.
     """
     import torch
     from torch import nn

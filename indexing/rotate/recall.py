@@ -32,7 +32,7 @@ FORWARD, BACKWARD = "left_to_right", "right_to_left"
 
 @dataclass(frozen=True, kw_only=True)
 class Captions:
-    """All captions of the scored scenes. side: left or right. vectors: (C, D). scenes_C: their rows in the joined table."""
+    """All captions of the scored scenes. side: left or right. vectors: (C, D). scenes_C: rows in the joined table."""
 
     side: str
     vectors: Table
@@ -42,7 +42,7 @@ class Captions:
 
 @dataclass(frozen=True, kw_only=True)
 class Queries:
-    """Ranks of M queries. scenes_M, found_G: scene (0 .. R - 1) of each query and gallery row; items_M, items_G alike."""
+    """Ranks of M queries. scenes_M, found_G: scene (0 .. R - 1) of each query and gallery row; items alike."""
 
     ranks: Ranks
     scenes_M: Ids
@@ -81,9 +81,9 @@ def _queries(asking: tuple[Floats, Ids, Ids], found: tuple[Floats, Ids, Ids]) ->
 class Measure:
     """One number over all divisions.
 
-    hits_S: sum of the hits of each scene; None for the median. counts_S: divisions that scored it. value: all hits over all
-    counts, which is the mean over divisions. spread: standard deviation over divisions, None for one. expected: the recall
-    when ties are broken at random.
+    hits_S: sum of the hits of each scene; None for the median. counts_S: divisions that scored it. value: all hits over
+    all counts, which is the mean over divisions. spread: standard deviation over divisions, None for one. expected: the
+    recall when ties are broken at random.
     """
 
     protocol: str

@@ -25,8 +25,8 @@ from infra.vectors import Floats, Ids, Singles
 class Ranks:
     """Outcome of M queries.
 
-    above_M: number of wrong rows that score higher than the best right one; tied_M: that score the same. picked_M: gallery
-    row of the highest score, a wrong one where it is tied with the right one. best_M: score of the picked row.
+    above_M: number of wrong rows that score higher than the best right one; tied_M: that score the same. picked_M:
+    gallery row of the highest score, a wrong one where it is tied with the right one. best_M: score of the picked row.
     right_M: number of right rows of a query. gallery: G.
     """
 

@@ -2,12 +2,12 @@
 
 Invariant: centring, scale and weights come from the fit pairs alone; the scored rows change none of them.
 
-rotation: W = U V' of the thin SVD X'Y = U S V' maximises tr((X W)' Y) over semi-orthogonal W (Schoenemann 1966). For D > E
-the columns of W are orthonormal: it is a projection, lengths shrink, and mapped rows are normalised again. There, and
-whenever |X W|_F depends on W, the largest trace is not the least square; we choose the trace. With fewer pairs than dims
-X'Y has a rank below min(D, E), and the rest of W is arbitrary, though orthonormal: see `rank` in the facts.
+rotation: W = U V' of the thin SVD X'Y = U S V' maximises tr((X W)' Y) over semi-orthogonal W (Schoenemann 1966). For D
+> E the columns of W are orthonormal: it is a projection, lengths shrink, and mapped rows are normalised again. There,
+and whenever |X W|_F depends on W, the largest trace is not the least square; we choose the trace. With fewer pairs than
+dims X'Y has a rank below min(D, E), and the rest of W is arbitrary, though orthonormal: see `rank` in the facts.
 linear: the minimum-norm least squares solution, W = pinv(X) Y.
-ridge: W = (X'X + alpha n s I)^-1 X'Y with s = tr(X'X) / (n D), so that alpha has no unit; chosen on a part of the fit pairs.
+ridge: W = (X'X + alpha n s I)^-1 X'Y with s = tr(X'X) / (n D), so that alpha has no unit; held-out fit pairs choose it.
 mlp: one hidden layer, see `indexing.rotate.perceptron`.
 random: a semi-orthogonal W that saw no pair. It should find 1 in N, as should a map fitted on shuffled pairs.
 

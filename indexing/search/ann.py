@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -55,8 +55,8 @@ class Wish:
 class Audit:
     """Measures of an index on a sample of its own rows, each searched without itself.
 
-    recall: share of the k neighbours found; a row whose exact score equals that of the k-th counts. absent: share of the
-    k places that the index left empty (-1). ms_per_query: median of single queries. bytes: size of the index.
+    recall: share of the k neighbours found; a row whose exact score equals that of the k-th counts. absent: share of
+    the k places that the index left empty (-1). ms_per_query: median of single queries. bytes: size of the index.
     """
 
     factory: str
@@ -95,9 +95,9 @@ class Built:
 def build(rows: Rows, wish: Wish, *, factory: str | None = None, parameters: str | None = None) -> Built:
     """The index of that factory, or the fastest of several that keeps the limits of the wish, over the defined rows.
 
-    parameters: such as `nprobe=16` or `efSearch=64`; None: the cheapest that reach the wished recall.
-    A named factory that misses the wish is returned with flags. Raises InputError when no candidate keeps the limits and
-    when there are too few rows, UsageError for a factory or parameters that FAISS does not know.
+    parameters: such as `nprobe=16` or `efSearch=64`; None: the cheapest that reach the wished recall. A named factory
+    that misses the wish is returned with flags. Raises InputError when no candidate keeps the limits and when there are
+    too few rows, UsageError for a factory or parameters that FAISS does not know.
     """
     defined_N = np.flatnonzero(rows.norms_N)
     if len(defined_N) < 2:
@@ -113,17 +113,12 @@ def build(rows: Rows, wish: Wish, *, factory: str | None = None, parameters: str
         audit = _tune(index, name, sample, wish, parameters)
         trials.append(audit)
         flags = tuple(audit.flags(wish))
-        is_better = best is None or (bool(flags), audit.ms_per_query) < (bool(best.flags), best.audit.ms_per_query)
-        if is_better:
+        # An index that keeps the limits before one that does not, then the faster one.
+        if best is None or (bool(flags), audit.ms_per_query) < (bool(best.flags), best.audit.ms_per_query):
             best = Built(index=index, audit=audit, flags=flags, trials=())
     if best is None or (best.flags and factory is None):
         raise InputError(_refusal(wish, trials))
-    return Built(
-        index=with_parameters(best.index, best.audit.parameters),
-        audit=best.audit,
-        flags=best.flags,
-        trials=tuple(trials),
-    )
+    return replace(best, index=with_parameters(best.index, best.audit.parameters), trials=tuple(trials))
 
 
 def candidate_factories(n: int, dims: int, wish: Wish) -> list[str]:
@@ -203,8 +198,10 @@ def _sample(rows: Rows, defined_N: Ids, k: int) -> _Sample:
 
 
 def _tune(index: Any, factory: str, sample: _Sample, wish: Wish, parameters: str | None) -> Audit:
-    """The audit of the cheapest parameters that reach the wished recall without empty places, else of the last tried."""
-    size = _bytes(index)
+    """The audit of the cheapest parameters that reach the recall without empty places, else of the last tried."""
+    import faiss
+
+    size = int(faiss.serialize_index(index).nbytes)
     audit: Audit | None = None
     for tried in _ladder(index) if parameters is None else [parameters]:
         audit = _audit(with_parameters(index, tried), factory, tried, sample, size)
@@ -285,12 +282,6 @@ def _drawn(numbers_N: Ids, most: int) -> Ids:
     # By hash, not by NumPy's generator, whose draws may change between its releases.
     draws_N = seeds.mix(numbers_N.astype(np.uint64) ^ np.uint64(seeds.derive(0, "ann-sample")))
     return np.sort(numbers_N[np.argpartition(draws_N, most)[:most]])
-
-
-def _bytes(index: Any) -> int:
-    import faiss
-
-    return int(faiss.serialize_index(index).nbytes)
 
 
 def _reason(error: RuntimeError) -> str:

@@ -1,7 +1,7 @@
 """Indexes as files: built from one layer of an embedding set, bound to it by digests, and verified when opened.
 
-Invariants: `record.json` is written last and is the publication; an index that opens answers with the keys of exactly the
-rows that it was built from.
+Invariants: `record.json` is written last and is the publication; an index that opens answers with the keys of exactly
+the rows that it was built from.
 
     HOME/indexes/<index_id>/index.faiss     over the unit rows, cosine as inner product
     HOME/indexes/<index_id>/keys.parquet    scene_key, item of place 0, 1, ... of the index
@@ -46,8 +46,8 @@ PREFIX_DIGITS: Final = 4
 class IndexRecord:
     """Record of an index and of the files that it is bound to. created_at: seconds since the epoch.
 
-    rows: places in the index; zero rows of the set (`undefined`) have none. set_files: path -> sha256 of the set's files.
-    files: name -> size and sha256 of the index's own. flags: limits of the wish that the index misses.
+    rows: places in the index; zero rows of the set (`undefined`) have none. set_files: path -> sha256 of the set's
+    files. files: name -> size and sha256 of the index's own. flags: limits of the wish that the index misses.
     """
 
     index_id: str
@@ -102,6 +102,8 @@ def build_index(home: Home, vectors: EmbeddingRecord, config: IndexConfig) -> In
     Raises the errors of `indexing.search.ann.build`, ConflictError for the name of an embedding set, and IntegrityError
     for a changed file of the set.
     """
+    import faiss
+
     name, layer = config.name, vectors.layers[-1] if config.layer is None else config.layer
     if name is not None and any(record.name == name for record in embeddings.list_sets(home)):
         raise ConflictError(
@@ -110,11 +112,11 @@ def build_index(home: Home, vectors: EmbeddingRecord, config: IndexConfig) -> In
         )
     rows = Rows(embeddings.read_layer(home, vectors, layer, verify=True), name=f"set {vectors.name}")
     built = ann.build(rows, config.wish, factory=config.factory, parameters=config.parameters)
-    audit = built.audit
-    sink = pa.BufferOutputStream()
+    audit, sink = built.audit, pa.BufferOutputStream()
     keys = embeddings.read_keys(home, vectors).take(pa.array(np.flatnonzero(rows.norms_N)))
     pq.write_table(keys, sink, compression="zstd")
-    parts: dict[str, storage.Buffer] = {"index.faiss": _serialize(built.index), "keys.parquet": sink.getvalue()}
+    serialized: Any = faiss.serialize_index(built.index)
+    parts: dict[str, storage.Buffer] = {"index.faiss": memoryview(serialized), "keys.parquet": sink.getvalue()}
     # The id is a digest of the bytes, so two builders never write into one another's files.
     sha = hashlib.sha256(f"{vectors.embedding_id}\0{layer}\0{audit.factory}\0{audit.parameters}\0".encode())
     for part in parts.values():
@@ -138,7 +140,7 @@ def build_index(home: Home, vectors: EmbeddingRecord, config: IndexConfig) -> In
         flags=built.flags,
         set_files={file.path: file.sha256 for file in vectors.files},
         files=files,
-        faiss_version=_faiss_version(),
+        faiss_version=str(faiss.__version__),
         code_version=code_version(),
         created_at=time.time(),
     )
@@ -154,7 +156,7 @@ def list_indexes(home: Home) -> list[IndexRecord]:
 
 
 def find_index(home: Home, name_or_id: str) -> IndexRecord:
-    """The newest index of that name, else the one whose id begins so. Raises InputError when there is not exactly one."""
+    """The newest index of that name, else the one whose id begins so. Raises InputError for none or several."""
     known = list_indexes(home)
     named = [record for record in known if record.name == name_or_id]
     if named:
@@ -173,7 +175,7 @@ def find_index(home: Home, name_or_id: str) -> IndexRecord:
 
 
 def read_record(home: Home, index_id: str) -> IndexRecord:
-    """Raises InputError for an index that is not published, IntegrityError for a record that this release cannot read."""
+    """Raises InputError for an index that is not published, IntegrityError for a record of another release."""
     url = index_url(home, index_id, RECORD)
     try:
         values = orjson.loads(storage.read_bytes(url))
@@ -212,14 +214,14 @@ def open_index(home: Home, record: IndexRecord, *, vectors: EmbeddingRecord | No
         index = faiss.read_index(os.fspath(storage.absolute(url)))
     if not keys.num_rows == index.ntotal == record.rows or index.d != record.dims:
         raise IntegrityError(
-            f"Index {record.name!r} ({record.index_id}) holds {index.ntotal:,} rows and {keys.num_rows:,} keys, its record "
-            f"says {record.rows:,}. Its answers would name wrong scenes; build it again."
+            f"Index {record.name!r} ({record.index_id}) holds {index.ntotal:,} rows and {keys.num_rows:,} keys, its "
+            f"record says {record.rows:,}. Its answers would name wrong scenes; build it again."
         )
     return Opened(record=record, index=ann.with_parameters(index, record.parameters), keys=keys)
 
 
 def check_binding(home: Home, record: IndexRecord, vectors: EmbeddingRecord | None = None) -> None:
-    """Raises IntegrityError unless the index was built from this set (None: the published one) and its present files."""
+    """Raises IntegrityError unless the index was built from this set (None: the published one) with these files."""
     built = f"Index {record.name!r} was built from embedding set {record.set_name!r} ({record.embedding_id})"
     if vectors is None:
         try:
@@ -255,19 +257,6 @@ def _check_file(record: IndexRecord, name: str, found: storage.FileRecord | None
             f"File {name} of index {record.name!r} ({record.index_id}) {what}; its record says {said['bytes']:,} and "
             f"{said['sha256'][:12]}. Its answers could name wrong scenes; build the index again."
         )
-
-
-def _serialize(index: Any) -> memoryview:
-    import faiss
-
-    serialized: Any = faiss.serialize_index(index)
-    return memoryview(serialized)
-
-
-def _faiss_version() -> str:
-    import faiss
-
-    return str(faiss.__version__)
 
 
 def _json(value: object) -> bytes:

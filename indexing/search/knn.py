@@ -1,11 +1,11 @@
 """Exact cosine nearest neighbours, the same for any tile, batch, shard, thread count and device.
 
-Invariant: neighbours are the rows of the base in the canonical order (score descending, row ascending), without the query's
-own row and without undefined rows; exact scores alone decide the order.
+Invariant: neighbours are the rows of the base in the canonical order (score descending, row ascending), without the
+query's own row and without undefined rows; exact scores alone decide the order.
 
-float32 products differ between tiles, devices and thread counts. So FAISS proposes k + m candidates, and their exact scores
-are computed. The answer is final once the last exact score exceeds the highest score that another row can have: its product
-plus the error bound of float32. The few queries for which that fails (ties, near ties) are scanned.
+float32 products differ between tiles, devices and thread counts. So FAISS proposes k + m candidates, and their exact
+scores are computed. The answer is final once the last exact score exceeds the highest score that another row can have:
+its product plus the error bound of float32. The few queries for which that fails (ties, near ties) are scanned.
 
 N: rows of the base. M: queries. K: neighbours. C: candidates a query.
 """
@@ -90,10 +90,10 @@ def exact_knn(
 ) -> Neighbours:
     """The k nearest rows of the base by exact cosine, ties by the lower row.
 
-    base_ND, queries_MD: see `indexing.search.rows`; memory-mapped tables are read tile by tile. queries None: the rows of
-    the base themselves. exclude_self: whether row i is no neighbour of query i; None: only where the queries are the base.
-    A score is the float64 cosine of the rows as given, rounded to float32 once. For k of N or more the answer is padded
-    with -1 and NaN. Zero rows have no neighbours, and no row has them.
+    base_ND, queries_MD: see `indexing.search.rows`; memory-mapped tables are read tile by tile. queries None: the rows
+    of the base themselves. exclude_self: whether row i is no neighbour of query i; None: only where the queries are the
+    base. A score is the float64 cosine of the rows as given, rounded to float32 once. For k of N or more the answer is
+    padded with -1 and NaN. Zero rows have no neighbours, and no row has them.
     Memory: O(M k) for the answer, `options.memory_bytes` for tiles.
     Raises InputError for NaN and infinite rows and for tables that do not fit together, UsageError for k < 1.
     """
@@ -109,8 +109,8 @@ def tables(base_ND: Any, queries_MD: Any, exclude_self: bool | None) -> tuple[Ro
     exclude = queries is base if exclude_self is None else exclude_self
     if exclude and len(queries) != len(base):
         raise InputError(
-            f"There are {len(queries):,} queries and {len(base):,} rows in the base, so row i is not the same item in both "
-            "and cannot be left out. Leave out exclude_self, or give tables of the same items."
+            f"There are {len(queries):,} queries and {len(base):,} rows in the base, so row i is not the same item in "
+            "both and cannot be left out. Leave out exclude_self, or give tables of the same items."
         )
     if queries.dims != base.dims:
         raise InputError(
@@ -166,7 +166,7 @@ class _PartSearch:
     tiles: Tiles
 
     def batch(self, rows_M: Ids, excluded_M: Ids, threads: ThreadPoolExecutor) -> tuple[Ids, Singles]:
-        """The `wanted` nearest rows and their scores of the queries `rows_M`, each without its excluded row (-1: none)."""
+        """The `wanted` nearest rows of the queries `rows_M`, without the excluded row of each, and their scores."""
         queries, base, bound = self.queries, self.base, error_bound(self.base.dims)
         # One more than wanted: the own row usually takes a place.
         least = self.wanted + int(excluded_M.max() >= 0)

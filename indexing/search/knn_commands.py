@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 SHOWN_QUERIES = 10
+_NAMES = ("query_scene_key", "query_item", "place", "scene_key", "item")
 
 
 @app.command()
@@ -98,8 +99,6 @@ def _print(request: KnnRequest, table: NeighbourTable, out: str | None, *, as_js
         return
     shown = table.rows.slice(0, SHOWN_QUERIES * request.k).to_pylist()
     for row in shown:
-        print(
-            f"{row['query_scene_key']}\t{row['query_item']}\t{row['place']}\t{row['scene_key']}\t{row['item']}\t{row['score']:.6f}"
-        )
+        print(*(row[name] for name in _NAMES), f"{row['score']:.6f}", sep="\t")
     if len(shown) < table.rows.num_rows:
         print(f"{table.rows.num_rows:,} neighbours in all; --out FILE.parquet writes them.", file=sys.stderr)

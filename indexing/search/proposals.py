@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Tiles:
-    """How much of two tables is in memory at once, and the device of their product. The result does not depend on them."""
+    """Rows of two tables that are in memory at once, and the device of their product. No field changes the result."""
 
     base_rows: int
     query_rows: int
@@ -49,7 +49,7 @@ class Proposals:
 
 
 def propose(queries: Rows, base: Rows, rows_M: Ids, c: int, tiles: Tiles, threads: Executor | None = None) -> Proposals:
-    """The c rows of the base with the largest float32 products, for each of the queries `rows_M` (ascending, adjacent)."""
+    """The c rows of the base with the largest float32 products, for the adjacent queries `rows_M`."""
     search = _gpu_search(tiles.gpu_bytes) if tiles.on_gpu else _cpu_search
     unit_MD = queries.unit(int(rows_M[0]), int(rows_M[-1]) + 1, threads)
     best = Proposals(

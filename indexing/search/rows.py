@@ -37,9 +37,9 @@ _UNIT: Final = 2.0**-24
 def error_bound(dims: int) -> float:
     """Largest distance of a float32 product of two unit rows from their score, in any order of summation.
 
-    gamma_n = n u / (1 - n u) with u = 2^-24 bounds the dot product of n rounded terms relative to sum |x y| <= 1 (Higham,
-    Accuracy and Stability of Numerical Algorithms, 3.1). Beside the D terms n counts one rounding of each side to float32,
-    the rounding of the score, and five more, so that every comparison with the bound is strict.
+    gamma_n = n u / (1 - n u) with u = 2^-24 bounds the dot product of n rounded terms relative to sum |x y| <= 1
+    (Higham, Accuracy and Stability of Numerical Algorithms, 3.1). Beside the D terms n counts one rounding of each side
+    to float32, the rounding of the score, and five more, so that every comparison with the bound is strict.
     """
     n = dims + 8
     return n * _UNIT / (1 - n * _UNIT)
@@ -48,8 +48,8 @@ def error_bound(dims: int) -> float:
 class Rows:
     """The rows x_ND of a table; nothing is copied until a tile or a block is asked for.
 
-    values: anything that NumPy can view (a memmap, a slice, a read-only array) and tensors of torch, also on a GPU or in
-    bfloat16. name: of the table, for messages. first_row: number of its first row in the table that it is a part of.
+    values: anything that NumPy can view (a memmap, a slice, a read-only array) and tensors of torch, also on a GPU or
+    in bfloat16. name: of the table, for messages. first_row: number of its first row in the table that it is a part of.
     Raises InputError when it is no table of real numbers.
     """
 
@@ -113,8 +113,8 @@ class Rows:
     def _refuse(self, bad: Ids) -> None:
         shown = ", ".join(f"{row + self.first_row:,}" for row in bad[:SHOWN]) + (", ..." if len(bad) > SHOWN else "")
         raise InputError(
-            f"{len(bad):,} of {len(self):,} rows of the {self.name} hold NaN or an infinity (rows {shown}), so they have "
-            "no cosine with anything. Remove or embed them again; rows of zeros may stay."
+            f"{len(bad):,} of {len(self):,} rows of the {self.name} hold NaN or an infinity (rows {shown}), so they "
+            "have no cosine with anything. Remove or embed them again; rows of zeros may stay."
         )
 
 

@@ -2,9 +2,9 @@
 
 Invariant: the result is in canonical order, and the size of a block bounds the memory, however many rows tie.
 
-A row gets an exact score only if its float32 product comes within the error bound of the query's threshold. Of equal rows
-of a tile only the first k + 1 count: they come before the others, and one of them may be the query's own. Equal rows are
-scored once. So 10,000 equal rows of a tile cost float32 products and one exact score.
+A row gets an exact score only if its float32 product comes within the error bound of the query's threshold. Of equal
+rows of a tile only the first k + 1 count: they come before the others, and one of them may be the query's own. Equal
+rows are scored once. So 10,000 equal rows of a tile cost float32 products and one exact score.
 
 Q: queries of a block. B: rows of a tile that matter. U: distinct ones of them. K: neighbours wanted.
 """

@@ -1,8 +1,8 @@
 """The job behind `goodviews search`: embed a text like the set, find the nearest rows, and name their scenes.
 
 A set of pictures is searched through a map that was fitted between it and a set of texts.
-Invariant: a text is compared only with vectors of its own space (the same weights, tokenizer, layer and pooling, by their
-digests), or through a map between exactly the two spaces.
+Invariant: a text is compared only with vectors of its own space (the same weights, tokenizer, layer and pooling, by
+their digests), or through a map between exactly the two spaces.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def search_scenes(
 ) -> Answer:
     """The k scenes nearest to a text, each once, by its best row.
 
-    layer: None takes that of the index, else the last of the set. map_id: of a map between the set and a set of texts, in
-    either direction. Raises UsageError for k < 1, another layer than that of the index, and an index with a map;
+    layer: None takes that of the index, else the last of the set. map_id: of a map between the set and a set of texts,
+    in either direction. Raises UsageError for k < 1, another layer than that of the index, and an index with a map;
     InputError for a set that is not in the space of the text and for a model whose files are not those of the set.
     """
     record, index = target
@@ -144,8 +144,8 @@ def _vectors(home: Home, text: str, record: EmbeddingRecord, layer: int, map_id:
         query_1D = embed_text(home, right, stored.record.right["layer"], text)
         return stored.fitted.target_rows(query_1D), stored.fitted.map_rows(base_ND)
     raise InputError(
-        f"Map {map_id} is between {left.name!r} and {right.name!r}, and {record.name!r}, layer {layer}, is of the space of "
-        "neither. Fit one with `goodviews rotate`."
+        f"Map {map_id} is between {left.name!r} and {right.name!r}, and {record.name!r}, layer {layer}, is of the "
+        "space of neither. Fit one with `goodviews rotate`."
     )
 
 
@@ -172,8 +172,8 @@ def embed_text(home: Home, record: EmbeddingRecord, layer: int, text: str) -> Si
     content = record.config["content"]
     if (model.weights, model.tokenizer) != (content["weights"], content["tokenizer"]):
         raise InputError(
-            f"The files of model {record.model} are not those that embedded {record.name!r}: their sha256 differs, so the "
-            "text would be compared with another space. Embed the set again."
+            f"The files of model {record.model} are not those that embedded {record.name!r}: their sha256 differs, so "
+            "the text would be compared with another space. Embed the set again."
         )
     return TextEncoder(model, Facts(**{**facts, "layers": (layer,)})).embed([text])[layer]
 
@@ -184,13 +184,14 @@ def text_facts(record: EmbeddingRecord) -> Mapping[str, Any]:
     facts = content.get("facts")
     if facts is None or "imported" in content:
         raise InputError(
-            f"Embedding set {record.name!r} was imported ({record.model}), so there is no model here to embed a text with. "
-            "Search in a set made by `goodviews embed`."
+            f"Embedding set {record.name!r} was imported ({record.model}), so there is no model here to embed a text "
+            "with. Search in a set made by `goodviews embed`."
         )
     if record.observation not in TEXT_OBSERVATIONS or facts["modality"] != "text":
         raise InputError(
-            f"Embedding set {record.name!r} holds {record.observation} of {record.model}, and a text has no place in that "
-            "space. Search in a set of captions or scenes, or through a map (`--map`) that was fitted between texts and it."
+            f"Embedding set {record.name!r} holds {record.observation} of {record.model}, and a text has no place in "
+            "that space. Search in a set of captions or scenes, or through a map (`--map`) that was fitted between "
+            "texts and it."
         )
     return dict(facts)
 
@@ -219,23 +220,18 @@ def _scenes(
 ) -> tuple[Found, ...]:
     names = [keys["scene_key"][row].as_py() for row in rows]
     known = scene_texts(home, record, names)
-    return tuple(
-        Found(
-            place=place,
-            scene_key=name,
-            item=keys["item"][row].as_py(),
-            score=score,
-            captions=known.get(name, ((), ()))[0],
-            images=known.get(name, ((), ()))[1],
-        )
-        for place, (name, row, score) in enumerate(zip(names, rows, scores, strict=True), start=1)
-    )
+    found = []
+    for place, (name, row, score) in enumerate(zip(names, rows, scores, strict=True), start=1):
+        captions, images = known.get(name, ((), ()))
+        item = keys["item"][row].as_py()
+        found.append(Found(place=place, scene_key=name, item=item, score=score, captions=captions, images=images))
+    return tuple(found)
 
 
 def scene_texts(
     home: Home, record: EmbeddingRecord, names: Sequence[str]
 ) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """scene_key -> (captions in their order, addresses of images) of the set's own version; empty for no named dataset."""
+    """scene_key -> (captions in their order, addresses of images) of the set's version; empty without a dataset."""
     if record.dataset is None or record.version is None or not names:
         return {}
     query = """SELECT scene_key, to_json([c."text" FOR c IN captions]), to_json([i.uri FOR i IN images])

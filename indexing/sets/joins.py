@@ -4,8 +4,8 @@ Invariant: rows are joined by scene_key and never by position; `rule` names how 
 
 Rules for several rows a scene:
   mean: each at length 1, averaged, at length 1 again; for frames too
-  hash: one caption, the first of the scene's seeded permutation. Captions may be sorted by length, so the first by index
-        would not do
+  hash: one caption, the first of the scene's seeded permutation; the first by index would prefer short captions where a
+        dataset sorts them by length
 
 N rows of a set, S scenes, D dims.
 """
@@ -133,8 +133,8 @@ def join(left: SceneVectors, right: SceneVectors, *, least: int = 3) -> Joined:
     a, b = left.record, right.record
     if a.dataset is not None and b.dataset is not None and a.dataset != b.dataset:
         raise InputError(
-            f"{a.name!r} is of dataset {a.dataset} and {b.name!r} of {b.dataset}; equal keys there name different scenes. "
-            "Embed both models on one dataset."
+            f"{a.name!r} is of dataset {a.dataset} and {b.name!r} of {b.dataset}; "
+            "equal keys there name different scenes. Embed both models on one dataset."
         )
     rows_left, rows_right = common_rows(left.keys_S, right.keys_S)
     if len(rows_left) < least:

@@ -28,8 +28,8 @@ def check_same_space(base: EmbeddingRecord, queries: EmbeddingRecord) -> None:
     elif one != two:
         differ = " and ".join(name for name in one if one[name] != two[name])
         raise InputError(
-            f"{base.name!r} ({base.model}) and {queries.name!r} ({queries.model}) differ in {differ}, so a cosine between "
-            "them means nothing. Embed both with one model, or fit a map with `goodviews rotate`."
+            f"{base.name!r} ({base.model}) and {queries.name!r} ({queries.model}) differ in {differ}, so a cosine "
+            "between them means nothing. Embed both with one model, or fit a map with `goodviews rotate`."
         )
 
 
@@ -50,8 +50,8 @@ def space_of(record: EmbeddingRecord) -> Mapping[str, Any] | None:
 def differing(one: EmbeddingRecord, other: EmbeddingRecord) -> list[str]:
     """The facts in which the spaces of two sets differ; empty for one space.
 
-    Imports are compared by the label of their model, since no more is known. Elsewhere a label proves nothing: a run may
-    export again, and a folder may be overwritten.
+    Imports are compared by the label of their model, since no more is known. Elsewhere a label proves nothing: a run
+    may export again, and a folder may be overwritten.
     """
     return differing_facts(one.model, space_of(one), other)
 

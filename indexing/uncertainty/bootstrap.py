@@ -1,10 +1,10 @@
 """Bootstrap intervals of means, of paired differences, and of statistics under item weights.
 
-Invariants: the draws depend on the seed, the number of items and the number of draws alone, so two systems scored on the
-same items are compared on the same draws; the block bounds the memory, unless a statistic needs all draws at once.
+Invariants: the draws depend on the seed, the number of items and the number of draws alone, so two systems scored on
+the same items are compared on the same draws; the block bounds the memory, unless a statistic needs all draws at once.
 
-Such an interval covers another sample of items of that size, scored against the same neighbours, gallery or map. It does not
-cover another training seed, another split, and the noise that a drawn item adds to the lists of the others.
+Such an interval covers another sample of items of that size, scored against the same neighbours, gallery or map. It
+does not cover another training seed, another split, and the noise that a drawn item adds to the lists of the others.
 
 Source: the percentile interval of Efron and Tibshirani 1993, chapter 13. N items, S systems, B draws.
 """
@@ -102,8 +102,8 @@ def weighted_values(
 ) -> Floats:
     """A statistic of drawn items that is no mean of contributions (B,).
 
-    statistic: weights (N, b), how often each item was drawn -> values (b,). at_once: one call for all draws, which takes
-    8 N B bytes, for a statistic that reads all pairs of items in every call.
+    statistic: weights (N, b), how often each item was drawn -> values (b,). at_once: one call for all draws, which
+    takes 8 N B bytes, for a statistic that reads all pairs of items in every call.
     """
     if not config.draws:
         return np.empty(0)

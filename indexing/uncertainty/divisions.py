@@ -1,7 +1,7 @@
 """Random divisions of scenes into those that a map is fitted on and those that it is scored on.
 
-Invariant: a scene is never on both sides. The order is that of a hash of the seed, the number of the division and the key,
-so it depends neither on rows nor on the generator of a library.
+Invariant: a scene is never on both sides. The order is that of a hash of the seed, the number of the division and the
+key, so it depends neither on rows nor on the generator of a library.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO, Any, TypeAlias, cast
+from typing import IO, Any, Final, TypeAlias, cast
 from zipfile import ZipInfo
 
 import fsspec
@@ -119,7 +119,10 @@ def glob(url: str) -> list[str]:
 
 
 def stamp(url: str) -> str:
-    """Something that changes when the file is replaced or rewritten: size with time and inode, or the store's tag."""
+    """Something that changes when the file is replaced or rewritten: size with time and inode, or the store's tag.
+
+    Raises InputError when the file is not there.
+    """
     if archives.is_member(url):
         return stamp(archives.archive_of(url))
     fs, path = filesystem(url)
@@ -129,7 +132,14 @@ def stamp(url: str) -> str:
             return f"{facts.st_size}:{facts.st_mtime_ns}:{facts.st_ino}"
         fs.invalidate_cache()
         info = fs.info(path)
-        return ":".join(str(info.get(name)) for name in ("size", "ETag", "etag", "LastModified", "mtime", "updated"))
+        return ":".join(str(info.get(name)) for name in _STAMP_FIELDS)
+
+
+_STAMP_FIELDS: Final = (
+    "size",
+    *("ETag", "etag", "VersionId", "generation", "md5Hash", "content_md5"),  # tags of S3, GCS and Azure
+    *("LastModified", "last_modified", "updated", "mtime", "modified", "created"),  # times of these and other stores
+)
 
 
 def size(url: str) -> int:

@@ -17,7 +17,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,7 @@ from infra import seeds, storage
 from infra.errors import IntegrityError
 from pipelines.arrays import Ints, column
 from pipelines.ingest.group import merge
+from pipelines.ingest.stamps import Stamps, read_pieces
 from pipelines.records import RECORDS, TEXTS, Batch, Piece, Source
 
 MAGIC = b"gvexch01"
@@ -99,6 +100,7 @@ class PartitionTask:
     piece: Piece
     number: int
     exchange: Exchange
+    stamps: Stamps = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +126,7 @@ def partition(task: PartitionTask) -> Moved:
     url = exchange.piece_url(task.number)
     if storage.exists(url):
         return _counts(url)
-    batch = merge(task.source.read(task.piece))
+    batch = merge(read_pieces(task.source, [task.piece], task.stamps))
     shard = bucket_of(batch.records, exchange.buckets)
     if exchange.band is None:
         return _write(url, batch, shard, exchange.buckets.total)

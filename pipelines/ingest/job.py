@@ -19,7 +19,7 @@ from catalog.overlap import exclusion as catalog_exclusion
 from catalog.versions.audit import check_unique_keys
 from catalog.versions.commit import JobStats, commit_version
 from infra import storage
-from infra.errors import AccountingError, InputError, IntegrityError, RejectBudgetError, StorageError
+from infra.errors import AccountingError, InputError, RejectBudgetError, StorageError
 from infra.home import Home
 from infra.progress import Progress
 from infra.session import Workers
@@ -31,8 +31,9 @@ from pipelines.ingest.plan import Plan, plan_shards
 from pipelines.ingest.preparation import MeasuredWorkers, prepare
 from pipelines.ingest.request import Request, content_of, digest_inputs, input_files, version_of
 from pipelines.ingest.shards import PublishedShard, ShardTask, ViewConfig, publish_shard, published_shard
+from pipelines.ingest.stamps import Stamps, check_unchanged, of_pieces, take_stamps
 from pipelines.ingest.tables import Origin
-from pipelines.records import Input, Survey
+from pipelines.records import Survey
 
 _log = logging.getLogger(__name__)
 
@@ -74,22 +75,23 @@ def ingest(request: Request, home: Home, workers: Workers) -> IngestOutcome:
     """
     started = time.time()
     request = replace(request, excluded=exclusion.resolve(home, request.dataset, request.config.exclude))
+    # Taken before the first read: the survey, the digests and every task then saw the same bytes, or the job ends.
+    stamps = take_stamps(request.inputs)
     survey = request.source.survey(request.inputs, request.config.limit)
     for note in survey.notes:
         _log.warning("%s: %s", request.dataset, note)
     files = input_files(survey)
-    # Cheap marks (size, time) taken before the first read; a file that was replaced meanwhile has another at the end.
-    stamps = {file.uri: storage.stamp(file.url) for file in files}
+    stamps = {file.url: stamps[file.url] for file in files}
     digests = digest_inputs(files, workers)
     content = content_of(request)
     version = version_of(request.dataset, content, digests)
     plan = plan_shards(request, survey)
     place = _Place(home=home, dataset=request.dataset, version=version)
     measured = MeasuredWorkers(workers)
-    done = _run(request, survey, plan, place, measured)
+    done = _run(request, survey, plan, place, stamps, measured)
     record = _record(request, version, content, digests, done)
     _check(request, record, survey)
-    _check_unchanged(files, stamps)
+    check_unchanged(stamps)
     if not plan.keys_are_unique:
         # A key that repeats across shards shows only here, when all scenes are written.
         paths = [storage.join(place.version_url, schema.scenes_path(*_split_shard(d.name))) for d in done if d.scenes]
@@ -134,15 +136,17 @@ class _Place:
         return self.home.work("ingest", self.dataset, self.version)
 
 
-def _run(request: Request, survey: Survey, plan: Plan, place: _Place, workers: MeasuredWorkers) -> list[PublishedShard]:
+def _run(
+    request: Request, survey: Survey, plan: Plan, place: _Place, stamps: Stamps, workers: MeasuredWorkers
+) -> list[PublishedShard]:
     """Publish all shards; returns their totals in shard order."""
     exchange = None if plan.direct else plan_exchange(place.work_url, survey.pieces, plan.buckets)
-    tasks = _shard_tasks(request, plan, place, exchange)
+    tasks = _shard_tasks(request, plan, place, exchange, stamps)
     done = _already_published(tasks, place.version_url, workers)
     texts_in = None
     if len(done) < len(tasks):
         try:
-            texts_in = prepare(request, survey, place.home, tasks, workers)
+            texts_in = prepare(request, survey, place.home, tasks, stamps, workers)
         except (InputError, StorageError):
             # Another job of this version may have finished meanwhile and removed the work folder under this one.
             done = _already_published(tasks, place.version_url, workers)
@@ -188,7 +192,9 @@ def _clear(work_url: str) -> None:
     storage.remove_empty_parents(work_url)
 
 
-def _shard_tasks(request: Request, plan: Plan, place: _Place, exchange: Exchange | None) -> list[ShardTask]:
+def _shard_tasks(
+    request: Request, plan: Plan, place: _Place, exchange: Exchange | None, stamps: Stamps
+) -> list[ShardTask]:
     config = request.config
     views = ViewConfig(
         good="good" in config.view_names,
@@ -217,6 +223,7 @@ def _shard_tasks(request: Request, plan: Plan, place: _Place, exchange: Exchange
             views=views,
             is_recorded=is_recorded,
             pieces=plan.direct[i] if plan.direct else (),
+            stamps=of_pieces(stamps, plan.direct[i]) if plan.direct else {},
             exchanged=exchange,
             exclusion=excluded,
             cap=cap,
@@ -238,16 +245,6 @@ def _scenes_left_out(request: Request, home: Home, version: str) -> dict[str, in
 
 
 # --- checks and record --------------------------------------------------------------------------------------------
-
-
-def _check_unchanged(files: Sequence[Input], stamps: Mapping[str, str]) -> None:
-    """Raises IntegrityError for an input that was replaced while the job read it: its digest is part of the version."""
-    for file in files:
-        if storage.stamp(file.url) != stamps[file.uri]:
-            raise IntegrityError(
-                f"{file.url} was changed while it was read, so the version would not hold what its name says. Nothing "
-                "was committed; rerun when no program writes to the file."
-            )
 
 
 def _check(request: Request, record: JobRecord, survey: Survey) -> None:

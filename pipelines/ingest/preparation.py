@@ -20,6 +20,7 @@ from pipelines.ingest.caption_cap import Cap
 from pipelines.ingest.exchange import Exchange, Moved, PartitionTask, RegroupTask, partition, regroup, regroup_tasks
 from pipelines.ingest.request import Request
 from pipelines.ingest.shards import ShardTask, count_captions
+from pipelines.ingest.stamps import Stamps, of_pieces
 from pipelines.records import Survey
 
 Task = TypeVar("Task")
@@ -51,14 +52,19 @@ class _Measured(Generic[Task, Result]):
 
 
 def prepare(
-    request: Request, survey: Survey, home: Home, tasks: Sequence[ShardTask], workers: MeasuredWorkers
+    request: Request,
+    survey: Survey,
+    home: Home,
+    tasks: Sequence[ShardTask],
+    stamps: Stamps,
+    workers: MeasuredWorkers,
 ) -> int | None:
     """Run the rounds that the job needs; returns the number of texts that the exchange moved, None without exchange."""
     first, texts = tasks[0], None
     if first.exclusion is not None:
         exclusion.publish_keys(home, request.excluded, first.exclusion)
     if first.exchanged is not None:
-        texts = _bring_together(request, survey, first.exchanged, workers)
+        texts = _bring_together(request, survey, first.exchanged, stamps, workers)
     if first.cap is not None:
         _find_common_captions(first.cap, tasks, workers, label=request.dataset)
     return texts
@@ -79,13 +85,17 @@ def _find_common_captions(cap: Cap, tasks: Sequence[ShardTask], workers: Measure
     caption_cap.join(cap, ranges)
 
 
-def _bring_together(request: Request, survey: Survey, exchange: Exchange, workers: MeasuredWorkers) -> int:
+def _bring_together(
+    request: Request, survey: Survey, exchange: Exchange, stamps: Stamps, workers: MeasuredWorkers
+) -> int:
     """Run the rounds of the exchange; returns the number of texts read.
 
     Raises AccountingError when the second round moved fewer or more texts than the first.
     """
     first = [
-        PartitionTask(source=request.source, piece=piece, number=i, exchange=exchange)
+        PartitionTask(
+            source=request.source, piece=piece, number=i, exchange=exchange, stamps=of_pieces(stamps, [piece])
+        )
         for i, piece in enumerate(survey.pieces)
     ]
     second = regroup_tasks(exchange)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ from pipelines.ingest.clean import CleanConfig
 from pipelines.ingest.exchange import Exchange, fetch
 from pipelines.ingest.exclusion import Exclusion
 from pipelines.ingest.group import Scenes, group, merge
+from pipelines.ingest.stamps import Stamps, read_pieces
 from pipelines.ingest.tables import Kept, Origin
 from pipelines.records import Batch, Piece, Source
 
@@ -58,6 +59,7 @@ class ShardTask:
     is_recorded: bool = False
     "The job record exists, so every file was hashed when it was complete; else published files are hashed again."
     pieces: tuple[Piece, ...] = ()
+    stamps: Stamps = field(default_factory=dict)
     exchanged: Exchange | None = None
     exclusion: Exclusion | None = None
     cap: Cap | None = None
@@ -176,8 +178,7 @@ def _refuse_repeated_ids(batch: Batch, origin: Origin) -> None:
 def _batches(task: ShardTask) -> Iterator[Batch]:
     if task.exchanged is not None:
         yield from fetch(task.exchanged, task.origin.shard)
-    for piece in task.pieces:
-        yield from task.source.read(piece)
+    yield from read_pieces(task.source, task.pieces, task.stamps)
 
 
 def _done(manifest: Manifest, *, was_there: bool) -> PublishedShard:

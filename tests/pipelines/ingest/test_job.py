@@ -10,16 +10,14 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from infra import storage
 from infra.errors import ConfigError, GoodviewsError, InputError, IntegrityError, RejectBudgetError, UsageError
 from infra.home import resolve
 from infra.session import open_workers
 from infra.storage import files
 from pipelines.ingest.commands import build_request
-from pipelines.ingest.job import IngestOutcome, _check_unchanged, ingest
+from pipelines.ingest.job import IngestOutcome, ingest
 from pipelines.ingest.plan import plan_shards
 from pipelines.ingest.preview import examine
-from pipelines.ingest.request import input_files
 
 
 def run(
@@ -250,17 +248,6 @@ def test_a_job_that_is_overtaken_by_another_of_its_version_ends_with_that_versio
     assert (outcome.version, outcome.scenes, outcome.was_there) == (other.version, other.scenes, True)
     assert (outcome.scenes, outcome.shards, other.shards_reused) == (8, 3, 0)
     assert not (home / "work").exists()
-
-
-def test_an_input_that_changes_while_it_is_read_commits_nothing(tmp_path: Path) -> None:
-    path = captions(tmp_path / "t.parquet", ["one text", "two texts"])
-    request = build_request("table", [str(path)], "made", None, ["source.text=caption"], 0.2)
-    files = input_files(request.source.survey(request.inputs, None))
-    stamps = {f.uri: storage.stamp(f.url) for f in files}
-    _check_unchanged(files, stamps)
-    captions(path, ["one text", "six texts"])
-    with pytest.raises(IntegrityError, match="was changed while it was read"):
-        _check_unchanged(files, stamps)
 
 
 def test_a_readme_beside_the_data_changes_nothing(tmp_path: Path) -> None:

@@ -143,8 +143,9 @@ def _scenes(task: ShardTask) -> Scenes:
         raise IntegrityError(
             f"{task.title} got records of split {min(others)!r}. The input changed since it was surveyed; rerun."
         )
-    if task.exchanged is None:
-        # The exchange brings equal ids to one shard, where they become one scene; rows read directly do not meet.
+    if not task.source.grouped:
+        # Each row is a scene of its own, so two rows of one id would become a false pair of views. Rows that are read
+        # directly may repeat an id in another shard, too: the job looks for those when all shards are written.
         _refuse_repeated_ids(batch, task.origin)
     scenes = group(batch, config=task.clean, repair=task.clean.repairs(task.source))
     if task.exclusion is not None:
@@ -164,7 +165,7 @@ def count_captions(task: ShardTask) -> int:
 
 
 def _refuse_repeated_ids(batch: Batch, origin: Origin) -> None:
-    """Rows that do not pass the exchange are scenes of their own, so no two may have one id."""
+    """Raises IntegrityError when two rows have one id, though the source says that a row is a scene."""
     counts = pc.value_counts(column(batch.records, "source_id").drop_null())
     repeated = counts.filter(pc.greater(counts.field("counts"), 1))
     if len(repeated):

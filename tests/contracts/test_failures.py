@@ -15,13 +15,14 @@ CASES = {
     "E": [1, 2, 3, 4, 5, 6, 8, 9, 11, 14, 15, 16, 18, 20, 21, 22, 23, 24],
     "F": [1, 3, 4, 6, 8, 9, 10, 11, 13, 14, 16, 17, 18, 20, 21, 23, 24],
     "G": [1, 3, 5, 6, 8, 11, 13, 14, 16],
+    "H": [1, 2, 3],
 }
 "The cases by group; their numbers have gaps."
 
 
 def rows(text: str) -> list[tuple[str, str, str]]:
     """Case, what happens here, and what shows it."""
-    cells = [re.split(r" \| ", line.strip("| ")) for line in text.splitlines() if re.match(r"\| [A-G]\d+ \|", line)]
+    cells = [re.split(r" \| ", line.strip("| ")) for line in text.splitlines() if re.match(r"\| [A-H]\d+ \|", line)]
     assert all(len(row) == 3 for row in cells), [row for row in cells if len(row) != 3]
     return [(case, here, shown) for case, here, shown in cells]
 

@@ -34,6 +34,8 @@ class WebParquet(Source):
     others: ClassVar[Mapping[str, str]] = {}
     "Other columns that are read -> their meaning."
 
+    writers = arrow_columns.SHA256_RULES
+
     @abstractmethod
     def split_of(self, source: Input) -> str:
         """The split of all rows of a file."""

@@ -5,13 +5,14 @@ Invariant: every file of a job has the same layout, and a text is the bytes of i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from infra.errors import ConfigError, InputError
 from pipelines.records import Batch, Input, Piece, Source, Survey
 from pipelines.sources.formats import footers
+from pipelines.sources.formats.arrow_columns import SHA256_RULES
 from pipelines.sources.formats.delimited import delimiter_of
 from pipelines.sources.formats.names import base, none_read
 from pipelines.sources.options import FALLBACK_SPLIT, guess_texts, parse_split, parse_texts
@@ -68,6 +69,11 @@ class Table(Source):
     def grouped(self) -> bool:
         """Rows are brought together when they have ids that may repeat."""
         return bool(self.id) and not self.unique
+
+    @property
+    def writers(self) -> Mapping[str, str]:
+        """The rules by which digests are read, where they are read."""
+        return SHA256_RULES if self.image_sha256 else {}
 
     def reads(self, name: str) -> bool:
         """Parquet, CSV and JSON lines, by the ending of the name."""

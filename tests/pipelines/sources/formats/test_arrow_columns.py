@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -80,6 +81,17 @@ def test_hashes_are_lower_case_hex_of_sha256_or_null() -> None:
     good = "ab" * 32
     given_ = [good, good.upper(), good[:-1], good + "0", "zz" * 32, "", None]
     assert arrow_columns.as_sha256(pa.array(given_)).to_pylist() == [good, good, None, None, None, None, None]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.string_view()])
+def test_hashes_of_a_slice_are_those_of_its_rows(kind: pa.DataType) -> None:
+    """h3: Arrow's `ascii_lower` gave null or other bytes for a slice that was cast to the large type."""
+    hashes = [f"{number:064x}" for number in range(9)]
+    for start in range(9):
+        assert (
+            arrow_columns.as_sha256(pa.array(hashes).cast(kind).slice(start, 3)).to_pylist()
+            == hashes[start : start + 3]
+        )
 
 
 def test_numbers_that_are_no_pixels_become_null() -> None:

@@ -40,8 +40,8 @@ def align(
     bootstrap: Annotated[
         int,
         typer.Option(
-            help="Draws behind an interval; 0: none. cka, unbiased_cka and cknna take 1,000 at most (200 from 5,000 items "
-            "on), svcca 200, and cka of over 100,000 items none; the JSON tells `draws`."
+            help="Draws behind an interval; 0: none. cka, unbiased_cka and cknna take 1,000 at most (200 from 5,000 "
+            "items on), svcca 200, and cka of over 100,000 items none; the JSON tells `draws`."
         ),
     ] = 10_000,
     seed: Annotated[int, typer.Option(help="Of shuffles, draws and captions.")] = 0,

@@ -26,7 +26,7 @@ from catalog.rows.alignments import (
 )
 from catalog.rows.embeddings import EmbeddingRecord
 from indexing.align.score import AlignConfig, Score, Scored, Side, difference, score_sides, values_of, why_no_interval
-from indexing.scores.records import columns_of, plain
+from indexing.scores.records import columns_of, plain, shared_columns
 from indexing.sets.joins import (
     JoinConfig,
     Joined,
@@ -190,7 +190,6 @@ def _row(
     extra: Mapping[str, float | None],
 ) -> AlignmentRow:
     found = scored.score
-    earlier: dict[str, Any] = {column: extra.get(column) for column in CHECKPOINT_COLUMNS}
     details: dict[str, Any] = {
         "undefined": found.undefined,
         "threshold": found.threshold,
@@ -206,44 +205,27 @@ def _row(
     selection = [found.selection, joined.rule]
     if config.keys is not None:
         selection.append(f"scenes of a key file ({scored_digest})")
-    return AlignmentRow(
-        left_layer=found.left_layer,
-        right_layer=found.right_layer,
-        metric=found.metric,
-        map="none",
-        value=found.value,
-        low=found.low,
-        high=found.high,
-        chance=found.chance,
-        calibrated=found.calibrated,
-        p_value=found.p_value,
-        k=found.k,
-        n=found.n,
-        ties=found.ties,
-        protocol=found.protocol,
-        selection="; ".join(selection),
-        seed=config.align.bootstrap.seed,
-        scored=scored_digest,
-        details=details,
-        **columns_of(joined.left.record, joined.right.record, leaked),
-        **earlier,
-    )
+    columns = shared_columns(found) | columns_of(joined.left.record, joined.right.record, leaked)
+    columns |= {column: extra.get(column) for column in CHECKPOINT_COLUMNS}
+    columns["selection"] = "; ".join(selection)
+    seed = config.align.bootstrap.seed
+    return AlignmentRow(map="none", seed=seed, scored=scored_digest, details=details, **columns)
 
 
 def alarms(found: Score, config: ScoringConfig, keys_not_found: int | None = None) -> list[str]:
     """Reasons to doubt a score, a sentence each."""
-    said = []
+    reasons = []
     if found.ties is not None and found.ties > 0.5:
-        said.append(
+        reasons.append(
             f"{found.ties:.0%} of the items have ties where their list ends: "
             "a side has collapsed or repeats its vectors"
         )
     if found.undefined:
-        said.append(f"{found.undefined:,} items have a zero vector: they have no neighbours and score 0")
+        reasons.append(f"{found.undefined:,} items have a zero vector: they have no neighbours and score 0")
     if keys_not_found:
-        said.append(f"{keys_not_found:,} of the scenes of {config.keys} are not in all sets and were not scored")
+        reasons.append(f"{keys_not_found:,} of the scenes of {config.keys} are not in all sets and were not scored")
     missing = why_no_interval(found.metric, found.n)
-    return said + ([missing] if missing and config.align.bootstrap.draws else [])
+    return reasons + ([missing] if missing and config.align.bootstrap.draws else [])
 
 
 def _difference(

@@ -5,7 +5,6 @@ Invariant: a scene without a label, and a label without a scene, are counted and
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,12 +15,11 @@ from catalog.rows.alignments import AlignmentRow, digest_of, record_alignments
 from catalog.rows.embeddings import EmbeddingRecord
 from indexing.probe.labels import name_of, read_labels
 from indexing.probe.probes import Probe, ProbeConfig, probe
-from indexing.scores.records import plain
+from indexing.scores.records import columns_of, plain, shared_columns
 from indexing.sets.joins import RULES, JoinConfig, scene_vectors
 from infra.errors import InputError, UsageError
 from infra.home import Home
 from infra.vectors import Table
-from infra.version import code_version
 
 EACH: Final = "each"
 
@@ -60,10 +58,20 @@ def probe_set(home: Home, config: ProbingConfig) -> list[dict[str, Any]]:
         )
     chosen = [scenes[row] for row in known]
     found = probe(x_ND[known], [labels[scene] for scene in chosen], chosen, config.probe)
+    name = name_of(config.labels, (config.key, config.label))
+    common: dict[str, Any] = {
+        **columns_of(record, record, None),
+        "right_id": None,
+        "right_name": name,
+        "left_layer": layer,
+        "map": "none",
+        "protocol": f"{config.probe.folds}-fold",
+        "selection": f"labels {name}; {rule}",
+        "seed": config.probe.seed,
+        "scored": digest_of(chosen, [labels[scene] for scene in chosen]),
+    }
     counts = {"items_without_label": len(scenes) - len(known), "labels_without_item": len(set(labels) - set(scenes))}
-    said = {"rule": rule, "name": name_of(config.labels, (config.key, config.label))}
-    scored = digest_of(chosen, [labels[scene] for scene in chosen])
-    rows = [_row(record, layer, config, one, {**counts, **said, "scored": scored}) for one in found]
+    rows = [_row(one, config, counts, common) for one in found]
     record_alignments(home, rows)
     return [plain(row) for row in rows]
 
@@ -77,36 +85,13 @@ def _items(home: Home, record: EmbeddingRecord, layer: int, config: ProbingConfi
     return [str(key) for key in vectors.keys_S], vectors.last, vectors.rule
 
 
-def _row(
-    record: EmbeddingRecord, layer: int, config: ProbingConfig, found: Probe, details: dict[str, Any]
-) -> AlignmentRow:
-    name = details.pop("name")
+def _row(found: Probe, config: ProbingConfig, counts: dict[str, int], common: dict[str, Any]) -> AlignmentRow:
     return AlignmentRow(
-        left_id=record.embedding_id,
-        left_name=record.name,
-        right_id=None,
-        right_name=name,
-        left_layer=layer,
         metric=f"probe_{found.kind}",
-        map="none",
-        value=found.accuracy.value,
-        low=found.accuracy.low,
-        high=found.accuracy.high,
         chance=found.chance,
         k=config.probe.k if found.kind == "knn" else None,
         n=found.n,
-        ties=None,
-        protocol=f"{config.probe.folds}-fold",
-        selection=f"labels {name}; {details.pop('rule')}",
-        dataset=record.dataset,
-        version=record.version,
-        split=record.split,
-        samples=record.samples,
-        tokens=record.tokens,
-        seed=config.probe.seed,
-        scored=details.pop("scored"),
-        details={**details, "classes": found.classes, "dropped": found.dropped, "labels": config.labels, "alarms": []},
-        dataset_versions=record.dataset_versions,
-        code_version=code_version(),
-        created_at=time.time(),
+        details={**counts, "classes": found.classes, "dropped": found.dropped, "labels": config.labels, "alarms": []},
+        **shared_columns(found.accuracy),
+        **common,
     )

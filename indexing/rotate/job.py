@@ -264,15 +264,14 @@ def _save(home: Home, pairs: Pairs, config: MappingConfig, trials: Sequence[Tria
     fit_keys = pairs.fit.keys_S[division.fit[: main.pairs]]
     left, right = _side(pairs.fit, "left"), _side(pairs.fit, "right")
     place = place_of(pairs.fit.left.record, pairs.fit.right.record)
+    del place["dataset_versions"]
     record = maps.MapRecord(
-        map_id=maps.map_id_of((left, right), main.first.config, fit_keys, (pairs.fit.rule, _scored_by(pairs))),
+        map_id=maps.map_id_of(left, right, main.first.config, fit_keys, pairs.fit.rule, _scored_by(pairs)),
         kind=main.map,
         config=dataclasses.asdict(main.first.config),
         left=left,
         right=right,
-        dataset=place["dataset"],
-        version=place["version"],
-        split=place["split"],
+        **place,
         pairs=main.pairs,
         rule=pairs.fit.rule,
         facts=dict(main.first.facts),

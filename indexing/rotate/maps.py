@@ -89,16 +89,16 @@ def map_url(home: Home, map_id: str, *names: str) -> str:
 
 
 def map_id_of(
-    sides: tuple[Mapping[str, Any], Mapping[str, Any]], config: MapConfig, fit_keys: Keys, said: tuple[str, str]
+    left: Mapping[str, Any], right: Mapping[str, Any], config: MapConfig, fit_keys: Keys, rule: str, scored: str
 ) -> str:
-    """16 hex digits of the sha256 of all that decides a map. said: rule of the fit sets, digest of the scored ones."""
+    """16 hex digits of the sha256 of all that decides a map. rule: of the fit sets. scored: digest of the scored."""
     content = {
-        "left": dict(sides[0]),
-        "right": dict(sides[1]),
+        "left": dict(left),
+        "right": dict(right),
         "config": dataclasses.asdict(config),
         "fit_keys": hashlib.sha256("\n".join(sorted(fit_keys)).encode()).hexdigest(),
-        "rule": said[0],
-        "scored": said[1],
+        "rule": rule,
+        "scored": scored,
     }
     return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
 

@@ -15,7 +15,7 @@ from catalog.rows.alignments import AlignmentRow
 from indexing.rotate import maps
 from indexing.rotate.recall import Captions, Key, Measure, Queries, Tally, retrieve
 from indexing.rotate.rotation import FittedMap
-from indexing.scores.records import columns_of
+from indexing.scores.records import columns_of, shared_columns
 from indexing.sets.joins import Joined, Keys
 from indexing.sets.leakage import Leakage, Unknown
 from indexing.uncertainty.bootstrap import BootstrapConfig, ratio_interval
@@ -95,38 +95,32 @@ def rows_of(setting: Setting, trial: Trial) -> Iterator[AlignmentRow]:
         yield AlignmentRow(
             left_layer=max(left.layers),
             right_layer=max(right.layers),
-            metric=one.metric,
             map=trial.map,
-            value=one.value,
-            low=one.low,
-            high=one.high,
-            chance=one.chance,
-            k=one.k,
             n=one.gallery,
-            ties=one.ties,
-            protocol=one.protocol,
             selection=setting.selection,
             seed=setting.seed,
             pairs=trial.pairs,
-            direction=one.direction,
             scored=setting.scored,
             details=details,
+            **shared_columns(one),
             **columns_of(left.record, right.record, leaked),
         )
 
 
 def alarms(one: Measure, trial: Trial) -> list[str]:
     """Reasons to doubt a result, a sentence each."""
-    said = []
+    reasons = []
     if one.ties > 0.5:
-        said.append(
+        reasons.append(
             f"{one.ties:.0%} of the queries tie with a wrong one: a side has collapsed, and ties count as misses"
         )
     rank = trial.first.facts.get("rank")
     full = min(len(trial.first.x_mean_D), len(trial.first.y_mean_E))
     if trial.map == "rotation" and not trial.brief and rank is not None and rank < 0.95 * full:
-        said.append(f"{trial.pairs:,} pairs fix {rank:.0f} of {full} directions of the rotation; the rest is arbitrary")
-    return said
+        reasons.append(
+            f"{trial.pairs:,} pairs fix {rank:.0f} of {full} directions of the rotation; the rest is arbitrary"
+        )
+    return reasons
 
 
 def _without(keys_S: Keys, one: Measure, leaked: Leakage | Unknown) -> float | None:

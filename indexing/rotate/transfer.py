@@ -74,22 +74,22 @@ def _layer(record: EmbeddingRecord, side: str, stored: MapRecord) -> int:
     wanted = stored.left if side == "left" else stored.right
     if "space" not in wanted:
         raise InputError(
-            f"Map {stored.map_id} was saved by a release that kept no digests of its models, so nobody can say whether "
-            f"{record.name!r} is of its space. Fit it again with `goodviews rotate`."
+            f"Map {stored.map_id} was saved by a release that kept no digests of its models, so it is not known "
+            f"whether {record.name!r} is of its space. Fit it again with `goodviews rotate`."
         )
     differ = differing_facts(wanted["model"], wanted["space"], record)
     differ += [fact for fact in ("pooling", "dims") if fact not in differ and getattr(record, fact) != wanted[fact]]
     if differ:
         fact = differ[0]
         if fact in wanted:
-            said, own = f"{fact} {wanted[fact]!r}", f"has {getattr(record, fact)!r}"
+            needed, own = f"{fact} {wanted[fact]!r}", f"has {getattr(record, fact)!r}"
         elif fact == ORIGIN:
-            said, own = wanted["model"], f"differs in {fact}"
+            needed, own = wanted["model"], f"differs in {fact}"
         else:
-            said = f"{wanted['model']} with {fact} {str(wanted['space'][fact])[:12]}"
+            needed = f"{wanted['model']} with {fact} {str(wanted['space'][fact])[:12]}"
             own = f"has {str((space_of(record) or {})[fact])[:12]}"
         raise InputError(
-            f"Map {stored.map_id} was fitted for {said} on the {side} side, and {record.name!r} {own}. "
+            f"Map {stored.map_id} was fitted for {needed} on the {side} side, and {record.name!r} {own}. "
             "Its directions mean nothing there; fit a map for these sets."
         )
     return int(wanted["layer"])

@@ -38,7 +38,13 @@ def place_of(left: EmbeddingRecord, right: EmbeddingRecord) -> dict[str, Any]:
     return found
 
 
-def columns_of(left: EmbeddingRecord, right: EmbeddingRecord, leaked: Leakage | Unknown) -> dict[str, Any]:
+def shared_columns(score: Any) -> dict[str, Any]:
+    """The fields of a score (a dataclass) whose names are columns of an `AlignmentRow`."""
+    columns = {column.name for column in dataclasses.fields(AlignmentRow)}
+    return {field.name: getattr(score, field.name) for field in dataclasses.fields(score) if field.name in columns}
+
+
+def columns_of(left: EmbeddingRecord, right: EmbeddingRecord, leaked: Leakage | Unknown | None) -> dict[str, Any]:
     """Columns of an `AlignmentRow` about its two sets, their training, the code and the time."""
     # Samples and tokens are those of the side that knows them, the left one first.
     trained = right if left.samples is None and right.samples is not None else left
@@ -49,7 +55,7 @@ def columns_of(left: EmbeddingRecord, right: EmbeddingRecord, leaked: Leakage | 
         "right_name": right.name,
         "samples": trained.samples,
         "tokens": trained.tokens,
-        "leakage": None if isinstance(leaked, Unknown) else leaked.share,
+        "leakage": leaked.share if isinstance(leaked, Leakage) else None,
         "code_version": code_version(),
         "created_at": time.time(),
         **place_of(left, right),

@@ -290,11 +290,11 @@ def _reason(error: RuntimeError) -> str:
 
 
 def _refusal(wish: Wish, trials: list[Audit]) -> str:
-    asked = [f"recall {wish.recall:g}"]
-    asked += [f"{wish.memory_bytes:,} bytes"] if wish.memory_bytes is not None else []
-    asked += [f"{wish.ms_per_query:g} ms a query"] if wish.ms_per_query is not None else []
+    limits = [f"recall {wish.recall:g}"]
+    limits += [f"{wish.memory_bytes:,} bytes"] if wish.memory_bytes is not None else []
+    limits += [f"{wish.ms_per_query:g} ms a query"] if wish.ms_per_query is not None else []
     tried = "; ".join(f"{a.factory}: recall {a.recall:.3f}, {a.bytes:,} bytes, {a.ms_per_query:.3g} ms" for a in trials)
     return (
-        f"No index grants {', '.join(asked)}. Tried: {tried or 'none, as none is that small'}. "
+        f"No index grants {', '.join(limits)}. Tried: {tried or 'none, as none is that small'}. "
         "Wish for less, or name one with --factory."
     )

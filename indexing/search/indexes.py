@@ -250,12 +250,12 @@ def check_files(home: Home, record: IndexRecord) -> None:
 
 
 def _check_file(record: IndexRecord, name: str, found: storage.FileRecord | None) -> None:
-    said = record.files[name]
-    if found is None or dataclasses.asdict(found) != dict(said):
+    expected = record.files[name]
+    if found is None or dataclasses.asdict(found) != dict(expected):
         what = "is missing" if found is None else f"has {found.bytes:,} bytes and sha256 {found.sha256[:12]}"
         raise IntegrityError(
-            f"File {name} of index {record.name!r} ({record.index_id}) {what}; its record says {said['bytes']:,} and "
-            f"{said['sha256'][:12]}. Its answers could name wrong scenes; build the index again."
+            f"File {name} of index {record.name!r} ({record.index_id}) {what}; its record says "
+            f"{expected['bytes']:,} and {expected['sha256'][:12]}. Its answers could name wrong scenes; build the index again."
         )
 
 

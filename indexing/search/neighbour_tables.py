@@ -65,21 +65,21 @@ def neighbour_table(home: Home, request: KnnRequest, workers: Workers | None) ->
     else:
         found = exact_knn(x_ND, k=request.k, queries_MD=q_MD, options=request.options)
     keys = embeddings.read_keys(home, base)
-    asked = keys if queries is None else embeddings.read_keys(home, queries)
+    query_keys = keys if queries is None else embeddings.read_keys(home, queries)
     return NeighbourTable(
-        rows=by_key(found, keys, asked),
+        rows=by_key(found, keys, query_keys),
         n=keys.num_rows,
-        queries=asked.num_rows,
+        queries=query_keys.num_rows,
         n_undefined=found.n_undefined,
         tie_rate=found.tie_rate,
     )
 
 
-def by_key(found: Neighbours, keys: pa.Table, asked: pa.Table) -> pa.Table:
+def by_key(found: Neighbours, keys: pa.Table, query_keys: pa.Table) -> pa.Table:
     """Neighbours with keys in the place of row numbers; places without a neighbour have no row."""
     query_X, place_X = np.nonzero(found.ids_MK >= 0)
     near = keys.take(pa.array(found.ids_MK[query_X, place_X]))
-    own = asked.take(pa.array(query_X))
+    own = query_keys.take(pa.array(query_X))
     return pa.table(
         {
             "query_scene_key": own["scene_key"],

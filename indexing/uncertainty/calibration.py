@@ -77,10 +77,10 @@ def calibrate(
     pool = np.sort(np.append(np.nan_to_num(null_K, nan=math.inf), score))
     place = math.ceil((1 - config.alpha) * len(pool))
     threshold = float(pool[place - 1])
-    room = max(largest - threshold, SMALLEST_RANGE)
+    scale = max(largest - threshold, SMALLEST_RANGE)
     return Calibration(
         p_value=(1 + above) / len(pool),
         threshold=threshold,
-        calibrated=float(np.clip((score - threshold) / room, 0, 1)) if math.isfinite(threshold) else 0.0,
+        calibrated=float(np.clip((score - threshold) / scale, 0, 1)) if math.isfinite(threshold) else 0.0,
         mean=float(np.nanmean(null_K)) if np.isfinite(null_K).any() else math.nan,
     )

@@ -255,7 +255,8 @@ def _check_file(record: IndexRecord, name: str, found: storage.FileRecord | None
         what = "is missing" if found is None else f"has {found.bytes:,} bytes and sha256 {found.sha256[:12]}"
         raise IntegrityError(
             f"File {name} of index {record.name!r} ({record.index_id}) {what}; its record says "
-            f"{expected['bytes']:,} and {expected['sha256'][:12]}. Its answers could name wrong scenes; build the index again."
+            f"{expected['bytes']:,} and {expected['sha256'][:12]}. Its answers could name wrong scenes; "
+            "build the index again."
         )
 
 

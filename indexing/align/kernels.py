@@ -1,6 +1,8 @@
 """Metrics of linear kernels: CKA, unbiased CKA, CKNNA, and SVCCA.
 
-Each has a value under a permutation of the items (for chance) and under weights of the items (for the bootstrap).
+Each metric of a pair of tables is a class with two methods: `value(order_N)` with the rows of the second table in this
+order (None: as they are), for chance; and `weighted(weights_NB)` under each of B weightings of the items (B,), columns
+of whole numbers that sum to N, for the bootstrap.
 Invariant: no N x N matrix is ever whole in memory; the D x D forms equal the kernel forms of the sources, term by term.
 
 Features are unit rows (a zero row stays zero). The public reference does not centre them, since HSIC centres the
@@ -14,7 +16,7 @@ Legend: N items, D and E dims, B weightings, K(i, j) = x_i . x_j, L(i, j) = y_i 
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 import numpy as np
 import scipy.linalg
@@ -27,18 +29,6 @@ from infra.vectors import Floats, Ids, Table
 
 EPSILON: Final = 1e-6
 SVCCA_DIMS: Final = 10
-
-
-class Kernel(Protocol):
-    """One kernel metric of one pair of tables."""
-
-    def value(self, order_N: Ids | None = None) -> float:
-        """The metric, with the rows of the second table in this order (None: as they are)."""
-        ...
-
-    def weighted(self, weights_NB: Floats) -> Floats:
-        """The metric under each of B weightings of the items (B,); columns of whole numbers that sum to N."""
-        ...
 
 
 class CKA:
@@ -70,7 +60,7 @@ class CKA:
         return float((whole - both + sums - 2 * both / (n - 2)) / (n * (n - 3)))
 
     def weighted(self, weights_NB: Floats) -> Floats:
-        """See `Kernel.weighted`; O(N^2 (D + E + B)) time in tiles of rows.
+        """The metric under each weighting (B,); O(N^2 (D + E + B)) time in tiles of rows.
 
         Two copies of one item are not a pair of items: their kernel stays out of the unbiased sums, and enters the
         biased ones once a copy, as a diagonal. As pairs they would raise every draw above the value itself.
@@ -86,6 +76,7 @@ class CKA:
                 kernel[rows] = 0
                 kernels.append(kernel)
                 sums.append(kernel @ weights_NB + diagonals[-1])
+            # The three HSIC of the formula: (K, L), (K, K) and (L, L).
             for place, (p, q) in enumerate(((0, 1), (0, 0), (1, 1))):
                 pairs = (kernels[p] * kernels[q]) @ weights_NB + diagonals[p] * diagonals[q]
                 products[place] += (own_RB * pairs).sum(axis=0)
@@ -117,6 +108,7 @@ class CKNNA:
         self._own = self._alpha(self._kernels[0], self._kernels[0]) * self._alpha(self._kernels[1], self._kernels[1])
 
     def value(self, order_N: Ids | None = None) -> float:
+        # The unbiased estimate of a restricted kernel may be negative, and then it has no root.
         if self._own < 0:
             return float("nan")
         return float(self._alpha(*self._shared(order_N)) / (np.sqrt(self._own) + EPSILON))
@@ -125,6 +117,7 @@ class CKNNA:
         """M o K and M o L."""
         (k, l), (k_tied, l_tied) = self._kernels, self._tied
         if order_N is not None:
+            # Moving rows and columns of the sparse kernel is cheaper than computing it again.
             l, l_tied = (m[order_N][:, order_N].tocsr() for m in (l, l_tied))
         mask = _pattern(k).multiply(_pattern(l)) - k_tied.multiply(l_tied)
         return k.multiply(mask).tocsr(), l.multiply(mask).tocsr()
@@ -134,7 +127,7 @@ class CKNNA:
         return float(_weighted_alpha(k, l, np.ones((k.shape[0], 1)))[0])
 
     def weighted(self, weights_NB: Floats) -> Floats:
-        """See `Kernel.weighted`; neighbours stay as they are, and copies of an item are not each other's neighbours."""
+        """The metric under each weighting (B,); neighbours stay, and copies of an item are no neighbours."""
         k, l = self._kernels
         shared = _weighted_alpha(*self._shared(None), weights_NB)
         own = _weighted_alpha(k, k, weights_NB) * _weighted_alpha(l, l, weights_NB)
@@ -159,12 +152,15 @@ class SVCCA:
         return _correlation(self._u_NC, self._v_NC if order_N is None else self._v_NC[order_N])
 
     def weighted(self, weights_NB: Floats) -> Floats:
-        """See `Kernel.weighted`: the value of the table in which item i stands w_i times, computed anew for each."""
+        """The metric under each weighting (B,): of the table that holds item i w_i times."""
         out = np.empty(weights_NB.shape[1])
         for b in range(len(out)):
             rows = np.repeat(np.arange(len(weights_NB)), weights_NB[:, b].astype(np.int64))
             out[b] = _correlation(_leading(self._x_ND[rows]), _leading(self._y_NE[rows]))
         return out
+
+
+Kernel: TypeAlias = CKA | CKNNA | SVCCA
 
 
 def _check_items(n: int, least: int) -> None:

@@ -93,6 +93,7 @@ def cycle_hits(a: NeighbourLists, b: NeighbourLists) -> Floats:
     def hits(rows: slice) -> Floats:
         via_RK = b.ids_NK[rows]
         home_RKK = a.ids_NK[via_RK] == np.arange(len(b.ids_NK))[rows, None, None]
+        # A missing neighbour is -1, which NumPy reads as the last row, so it is masked here.
         home_RKK &= (via_RK >= 0)[:, :, None]
         home_RKK &= ~(a.tied_NK[via_RK] & b.tied_NK[rows][:, :, None])
         return np.asarray(home_RKK.any(axis=(1, 2)), np.float64)

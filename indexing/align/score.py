@@ -182,6 +182,7 @@ def difference(left: Scored, right: Scored, config: AlignConfig) -> Interval:
         )
     if left.contributions_N is not None and right.contributions_N is not None:
         return bootstrap.difference_interval(left.contributions_N, right.contributions_N, config.bootstrap)
+    # Draws depend on seed and N alone, so draw b of both systems holds the same items.
     if left.draws_B is None or right.draws_B is None or len(left.draws_B) != len(right.draws_B):
         return Interval(value=a.value - b.value, low=None, high=None)
     return bootstrap.interval_of(a.value - b.value, left.draws_B - right.draws_B, config.bootstrap)

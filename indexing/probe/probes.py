@@ -149,5 +149,6 @@ def _knn(x: Table, class_N: Ids, train: Ids, test: Ids, k: int) -> Ids:
         votes = class_T[ids[ids >= 0]].tolist()
         if votes:
             counts = Counter(votes)
+            # Votes are nearest first, so the lower index is the nearer voter.
             out[row] = max(counts, key=lambda code: (counts[code], -votes.index(code)))
     return out

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from indexing.scores.printing import Row, interval, number, print_scores
+from infra.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -48,7 +49,6 @@ def rotate(
     from indexing.rotate.transfer import apply_map
     from indexing.sets.joins import JoinConfig
     from indexing.uncertainty.bootstrap import BootstrapConfig
-    from infra.errors import UsageError
     from infra.home import resolve
 
     where = resolve(home, catalog)
@@ -84,8 +84,6 @@ def rotate(
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:
-    from infra.errors import UsageError
-
     try:
         return tuple(dict.fromkeys(int(word) for word in text.split(","))) if text else ()
     except ValueError:

@@ -216,6 +216,7 @@ def all_captions(home: Home, joined: Joined) -> Captions | None:
         keys = embeddings.read_keys(home, record)
         names_C = keys["scene_key"].to_numpy(zero_copy_only=False)
         scenes = np.searchsorted(joined.keys_S.astype(str), names_C.astype(str))
+        # A key beyond the last one has no place; it is compared with the last and left out.
         scenes = np.minimum(scenes, len(joined.keys_S) - 1)
         known = joined.keys_S[scenes] == names_C
         layer = embeddings.read_layer(home, record, max(vectors.layers))

@@ -128,6 +128,7 @@ def save_map(
 def read_map_record(home: Home, map_id: str) -> MapRecord:
     """Raises InputError when there is no such map, IntegrityError when this release cannot read its record."""
     url = map_url(home, map_id, RECORD)
+    # An id of letters and digits cannot lead out of the folder.
     if not map_id.isalnum() or not storage.exists(url):
         names = storage.list_names(storage.join(home.url, "maps"))
         known = [name for name in names if name.isalnum() and storage.exists(map_url(home, name, RECORD))]
@@ -181,6 +182,7 @@ def _fitted(
     config: MapConfig, tensors: Mapping[str, np.ndarray[Any, Any]], prefix: str, facts: Mapping[str, float]
 ) -> FittedMap:
     own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+    # Without a prefix `own` holds the shuffled control too, whose names have a dot.
     weights = {name: t for name, t in own.items() if name not in ("x_mean", "y_mean") and "." not in name}
     return FittedMap(config=config, x_mean_D=own["x_mean"], y_mean_E=own["y_mean"], weights=weights, facts=facts)
 

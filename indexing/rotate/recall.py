@@ -122,6 +122,7 @@ class Tally:
             ranks, n = queries.ranks, len(rows_R)
             self._counts.setdefault(key, np.zeros(self._scenes))[rows_R] += 1
             for k in RECALLS:
+                # Captions of a scene are averaged first, so that it counts once.
                 means = mean_by_label(ranks.hits(k), queries.scenes_M, n)
                 self._hits.setdefault((key, k), np.zeros(self._scenes))[rows_R] += means
                 self._note(key, f"recall@{k}", float(means.mean()))

@@ -69,6 +69,7 @@ class FittedMap:
         if self.config.kind == "mlp":
             hidden = np.maximum(x @ self.weights["in"] + self.weights["in_bias"], 0)
             mapped = hidden @ self.weights["out"] + self.weights["out_bias"]
+            # The biases would give a row without a direction one.
             mapped[~x.any(axis=1)] = 0
         else:
             mapped = x @ self.weights["w"]

@@ -123,7 +123,9 @@ def build(rows: Rows, wish: Wish, *, factory: str | None = None, parameters: str
 
 def candidate_factories(n: int, dims: int, wish: Wish) -> list[str]:
     """Factories whose index should fit into the wished memory, by an estimate of its bytes."""
+    # FAISS advises 4 sqrt(N) lists or more, each of 39 rows or more; the links of HNSW32 take about 290 bytes a row.
     lists = max(1, min(2 ** round(math.log2(4 * math.sqrt(n))), n // CENTROID_ROWS))
+    # One byte for 4 dims or more; FAISS needs equal numbers of dims in all codes.
     codes = max(m for m in range(1, max(1, dims // 4) + 1) if dims % m == 0)
     centroids = 4.0 * dims * lists / n
     bytes_per_row = {
@@ -191,6 +193,7 @@ def _sample(rows: Rows, defined_N: Ids, k: int) -> _Sample:
     exact = exact_knn(rows.x_ND, k=k + 1, queries_MD=queries_MD, options=KnnOptions())
     own_MK = exact.ids_MK == defined_N[places_M][:, None]
     own_MK[~own_MK.any(axis=1), -1] = True
+    # One place of each row is dropped, so the rest is a table again.
     scores_MK = exact.scores_MK[~own_MK].reshape(len(places_M), k)
     reachable_M = np.isfinite(scores_MK).sum(axis=1)
     kth_M = np.nanmin(scores_MK, axis=1)  # never all NaN, since there are two defined rows

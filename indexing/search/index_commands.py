@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.errors import UsageError
 from infra.output import print_json
 
 if TYPE_CHECKING:
@@ -107,8 +108,6 @@ def verify(index: _Index, json: _Json = False, home: _Home = None, catalog: _Cat
 
 def read_bytes_option(text: str, option: str) -> int:
     """Bytes of a size such as 2GB, 512MiB or 4096. Raises UsageError for anything else, and for 0."""
-    from infra.errors import UsageError
-
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     unit = match[2].upper() if match else None
     size = int(float(match[1]) * UNITS[unit]) if match and unit in UNITS else 0

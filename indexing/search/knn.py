@@ -131,6 +131,7 @@ def search_part(
         raise UsageError(f"k is {k}, but must be 1 or more.")
     tiles = _tiles(queries, base, k + 2 + options.margin, options)
     part = _PartSearch(queries=queries, base=base, wanted=k + 1, margin=options.margin, tiles=tiles)
+    # One place more than k, so that the merge sees ties at the last place.
     ids_MK = np.full((len(queries), k + 1), -1, np.int64)
     scores_MK = np.full((len(queries), k + 1), -np.inf, np.float32)
     _ = queries.norms_N, base.norms_N  # refuses NaN before any product is computed
@@ -199,11 +200,13 @@ def _canonical(ids_MC: Ids, scores_MC: Singles, k: int) -> tuple[Ids, Singles]:
         ids_MC = np.pad(ids_MC, ((0, 0), (0, missing)), constant_values=-1)
         scores_MC = np.pad(scores_MC, ((0, 0), (0, missing)), constant_values=-np.inf)
     ids_MC = np.where(scores_MC > -np.inf, ids_MC, -1)
+    # The last key of lexsort is the first to decide.
     order_MK = np.lexsort((ids_MC, -scores_MC), axis=-1)[:, :k]
     return np.take_along_axis(ids_MC, order_MK, axis=1), np.take_along_axis(scores_MC, order_MK, axis=1)
 
 
 def _tiles(queries: Rows, base: Rows, c: int, options: KnnOptions) -> Tiles:
+    # 4 bytes a value, on two sides.
     rows = max(1, options.memory_bytes // (8 * base.dims))
     tiles = Tiles(
         base_rows=options.base_rows or rows,

@@ -60,6 +60,7 @@ def propose(queries: Rows, base: Rows, rows_M: Ids, c: int, tiles: Tiles, thread
     for ids_B, unit_BD in unit_tiles(base, tiles.base_rows, threads):
         per_tile = min(c, len(ids_B), tiles.max_k or c)
         products_MC, places_MC = search(unit_MD, unit_BD, per_tile)
+        # Rows of the tile that were not selected are at most the last selected one.
         bound_M = products_MC[:, -1] if per_tile < len(ids_B) else np.float32(-np.inf)
         best = _merge(best, ids_B[places_MC], products_MC, np.maximum(best.bound_M, bound_M), c)
     return best
@@ -83,6 +84,7 @@ def _merge(best: Proposals, ids_MC: Ids, products_MC: Singles, bound_M: Singles,
         ids_MC = np.take_along_axis(ids_MC, order_MC, axis=1)
         products_MC = np.take_along_axis(products_MC, order_MC, axis=1)
         if products_MC.shape[1] > c:
+            # The first candidate that is cut off bounds all that are cut off.
             bound_M = np.maximum(bound_M, products_MC[:, c])
             ids_MC, products_MC = ids_MC[:, :c].copy(), products_MC[:, :c].copy()
     return Proposals(ids_MC=ids_MC, products_MC=products_MC, bound_M=bound_M)
@@ -111,6 +113,7 @@ def _gpu_search(gpu_bytes: int) -> Any:
 
     resources = faiss.StandardGpuResources()
     resources.setTempMemory(gpu_bytes // 2)
+    # Half for FAISS's temporary memory, a quarter for the tiles of each side.
     limits: dict[str, Any] = {"vectorsMemoryLimit": gpu_bytes // 4, "queriesMemoryLimit": gpu_bytes // 4}
 
     def search(unit_MD: Singles, unit_BD: Singles, k: int) -> tuple[Any, Any]:

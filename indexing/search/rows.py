@@ -133,6 +133,7 @@ def cosines(queries: Rows, base: Rows, rows_M: Ids, ids_MC: Ids, threads: Execut
         part = slice(start, start + step)
         ids_BC, rows_B = ids_MC[part], rows_M[part]
         known = ids_BC >= 0
+        # Missing candidates gather row 0 and are masked below, so that the block stays one array.
         found_BCD = base.gather(np.where(known, ids_BC, 0).ravel()).reshape(*ids_BC.shape, base.dims)
         np.multiply(found_BCD, queries.gather(rows_B)[:, None, :], out=found_BCD)
         length_BC = norms[0][rows_B][:, None] * norms[1][np.where(known, ids_BC, 0)]
@@ -170,6 +171,7 @@ def _double(x_BD: Table) -> Floats:
     double_BD: Floats = np.array(x_BD, dtype=np.float64, order="C")
     if x_BD.dtype.kind == "f" and x_BD.dtype.itemsize <= 4:
         return double_BD
+    # A power of two is exact, so a cosine keeps its value.
     _, exponent_B1 = np.frexp(np.max(np.abs(double_BD), axis=-1, keepdims=True))
     return np.asarray(np.ldexp(double_BD, -exponent_B1))
 

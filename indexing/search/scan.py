@@ -38,6 +38,7 @@ def scan(queries: Rows, base: Rows, rows_M: Ids, excluded_M: Ids, threshold_M: S
         tile = _Tile(base, ids_B)
         for start in range(0, len(rows_M), QUERY_BLOCK):
             part = slice(start, start + QUERY_BLOCK)
+            # A row that reaches the threshold has a product within one bound of it; the second covers this subtraction.
             floor_Q = threshold_M[part] - np.float32(2 * error_bound(base.dims))
             near_QB = queries.gather_unit(rows_M[part]) @ unit_BD.T >= floor_Q[:, None]
             near_QB &= ids_B != excluded_M[part][:, None]
@@ -61,6 +62,7 @@ class _Tile:
         """A number for each row, the same for equal rows."""
         missing = places_B[self._codes_B[places_B] < 0]
         for place, row in zip(missing, self.base.x_ND[self.ids_B[missing]], strict=True):
+            # A digest, not the bytes, as key: a tile of distinct rows would keep a second copy of itself.
             digest = hashlib.blake2b(row.tobytes(), digest_size=16).digest()
             self._codes_B[place] = self._code_of.setdefault(digest, len(self._code_of))
         return self._codes_B[places_B]
@@ -69,6 +71,7 @@ class _Tile:
         """The places, ascending, without those that have `most` equal rows before them."""
         if len(places_B) <= most:
             return places_B
+        # The rank of each row among its equals, without a loop: a stable sort groups equal rows in ascending order.
         codes_B = self.codes(places_B)
         order_B = np.argsort(codes_B, kind="stable")
         sorted_B = codes_B[order_B]

@@ -87,6 +87,7 @@ def scene_vectors(
     items_N = keys["item"].to_numpy().astype(np.int64)
     if not len(names_N):
         raise InputError(f"Embedding set {record.name!r} is empty. Embed a split that holds scenes.")
+    # Rows are in canonical order, so the rows of a scene are adjacent.
     starts_S = np.flatnonzero(np.concatenate([[True], names_N[1:] != names_N[:-1]]))
     tables = {number: embeddings.read_layer(home, record, number) for number in numbers}
     every = SceneVectors(record=record, keys_S=names_N, layers=tables, items_S=items_N, rule=ONE_A_SCENE)

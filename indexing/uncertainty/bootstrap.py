@@ -92,6 +92,7 @@ def ratio_interval(tops_N: Floats, bottoms_N: Floats, config: BootstrapConfig) -
     total = float(bottoms_N.sum())
     if total == 0:
         raise ZeroDivisionError("No item counts, so there is no ratio.")
+    # Without items that have a bottom of 0, since a draw of them alone would have no ratio.
     kept = np.flatnonzero(bottoms_N > 0)
     tops_B, bottoms_B = resampled_means(np.stack([tops_N[kept], bottoms_N[kept]]), config)
     return interval_of(float(tops_N.sum()) / total, tops_B / bottoms_B, config)

@@ -29,6 +29,7 @@ def hashed_order(keys_S: Keys, seed: int, number: int) -> Ids:
     """Rows of the keys in the order of division `number`."""
     salt = np.uint64(seeds.derive(seed, "indexing.division", number))
     draws_S = seeds.mix(seeds.hash_keys(keys_S.tolist()) ^ salt)
+    # Equal draws are as good as impossible; the key decides between them all the same.
     return np.asarray(np.lexsort((keys_S.astype(str), draws_S)), np.int64)
 
 

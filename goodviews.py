@@ -486,8 +486,6 @@ class Workspace:
                 if (fit, fit_pairs, fit_share, pairs, against) != (None,) * 5 or curve:
                     raise UsageError("`apply` scores a saved map and fits nothing. Leave out what belongs to fitting.")
                 return [_score(r) for r in apply_map(self.home, apply, (left, right), joining, drawing)]
-            if map == "random":
-                raise UsageError("The random map is a control and stands beside every other one. Name another map.")
             config = MappingConfig(
                 left=left,
                 right=right,

@@ -10,22 +10,26 @@ from indexing.scores.printing import Row, interval, number, print_scores
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
+_METRICS = (
+    "mutual_knn, cycle_knn, lcs_knn, edit_distance_knn, cka, unbiased_cka, cknna, svcca, or all; repeat for more "
+    "[default: mutual_knn]."
+)
+_DRAWS = (
+    "Draws behind an interval; 0: none. cka, unbiased_cka and cknna take 1,000 at most (200 from 5,000 items on), "
+    "svcca 200, and cka of over 100,000 items none; the JSON tells `draws`."
+)
+_Metric = Annotated[list[str] | None, typer.Option(help=_METRICS)]
+_Protocol = Annotated[str, typer.Option(help="plain, or huh2024: outliers clamped, the best pair of layers.")]
+_Bootstrap = Annotated[int, typer.Option(help=_DRAWS)]
+
 
 @app.command()
 def align(
     left: Annotated[str, typer.Argument(help="Embedding set, by name or id.")],
     right: Annotated[str, typer.Argument(help="Embedding set, by name or id.")],
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="mutual_knn, cycle_knn, lcs_knn, edit_distance_knn, cka, unbiased_cka, cknna, svcca, or all; "
-            "repeat for more [default: mutual_knn]."
-        ),
-    ] = None,
+    metric: _Metric = None,
     k: Annotated[int, typer.Option("--k", help="Neighbours.")] = 10,
-    protocol: Annotated[
-        str, typer.Option(help="plain, or huh2024: outliers clamped, the best pair of layers.")
-    ] = "plain",
+    protocol: _Protocol = "plain",
     exact_clamp: Annotated[bool, typer.Option("--exact-clamp", help="huh2024: the quantile over all values.")] = False,
     left_layer: Annotated[int | None, typer.Option(help="Layer of LEFT [default: the last].")] = None,
     right_layer: Annotated[int | None, typer.Option(help="Layer of RIGHT [default: the last].")] = None,
@@ -37,13 +41,7 @@ def align(
         str | None, typer.Option(help="Another set in the place of LEFT: also the paired difference.")
     ] = None,
     permutations: Annotated[int, typer.Option(help="Shuffles that calibrate a score; 0: none.")] = 200,
-    bootstrap: Annotated[
-        int,
-        typer.Option(
-            help="Draws behind an interval; 0: none. cka, unbiased_cka and cknna take 1,000 at most (200 from 5,000 "
-            "items on), svcca 200, and cka of over 100,000 items none; the JSON tells `draws`."
-        ),
-    ] = 10_000,
+    bootstrap: _Bootstrap = 10_000,
     seed: Annotated[int, typer.Option(help="Of shuffles, draws and captions.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     home: Annotated[str | None, typer.Option(help="Folder or URL of datasets and runs [env GOODVIEWS_HOME].")] = None,

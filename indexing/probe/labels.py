@@ -91,7 +91,8 @@ def _from_states(home: Home, attribute: str, record: EmbeddingRecord) -> dict[st
             "Give a label file."
         )
     states = {str(key): orjson.loads(state) for key, state in rows}
-    labels = {key: value for key, state in states.items() if (value := attribute_of(state, attribute)) is not None}
+    values = ((key, attribute_of(state, attribute)) for key, state in states.items())
+    labels = {key: value for key, value in values if value is not None}
     if not labels:
         known = ", ".join(sorted(next(iter(states.values()))))
         raise UsageError(

@@ -42,8 +42,9 @@ class ProbeConfig:
     bootstrap: BootstrapConfig = field(default_factory=BootstrapConfig)
 
     def __post_init__(self) -> None:
-        if unknown := [kind for kind in self.kinds if kind not in KINDS]:
-            raise UsageError(f"There is no probe {unknown[0]!r}; there are {' and '.join(KINDS)}.")
+        for kind in self.kinds:
+            if kind not in KINDS:
+                raise UsageError(f"There is no probe {kind!r}; there are {' and '.join(KINDS)}.")
         if self.folds < 2 or self.k < 1:
             raise UsageError(
                 f"folds is {self.folds} and k is {self.k}; a probe needs 2 folds and 1 neighbour at least."

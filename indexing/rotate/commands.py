@@ -12,17 +12,20 @@ from infra.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
+_Fit = Annotated[
+    str | None, typer.Option(help="Split to fit on; both models need a set of it. LEFT and RIGHT are scored.")
+]
+_FitPairs = Annotated[
+    int | None, typer.Option(help="Fit on so many scenes of LEFT and RIGHT, drawn by hash; score the others.")
+]
+
 
 @app.command()
 def rotate(
     left: Annotated[str, typer.Argument(help="Embedding set that is mapped, by name or id.")],
     right: Annotated[str, typer.Argument(help="Embedding set whose space it is mapped into.")],
-    fit: Annotated[
-        str | None, typer.Option(help="Split to fit on; both models need a set of it. LEFT and RIGHT are scored.")
-    ] = None,
-    fit_pairs: Annotated[
-        int | None, typer.Option(help="Fit on so many scenes of LEFT and RIGHT, drawn by hash; score the others.")
-    ] = None,
+    fit: _Fit = None,
+    fit_pairs: _FitPairs = None,
     fit_share: Annotated[float | None, typer.Option(help="The same as a share of the scenes.")] = None,
     splits: Annotated[int, typer.Option(help="Random divisions, with --fit-pairs and --fit-share.")] = 20,
     map: Annotated[str, typer.Option(help="rotation, linear, ridge or mlp.")] = "rotation",
@@ -54,14 +57,9 @@ def rotate(
     where = resolve(home, catalog)
     joining, drawing = JoinConfig(captions=captions, seed=seed), BootstrapConfig(draws=bootstrap, seed=seed)
     if apply is not None:
-        if (fit, fit_pairs, fit_share, pairs, curve, against) != (None,) * 6:
-            raise UsageError(
-                "--apply scores a saved map and fits nothing. Leave out --fit and what belongs to fitting."
-            )
+        _refuse_fitting(fit, fit_pairs, fit_share, pairs, curve, against)
         rows = apply_map(where, apply, (left, right), joining, drawing)
     else:
-        if map == "random":
-            raise UsageError("The random map is a control and stands beside every other one. Name another --map.")
         config = MappingConfig(
             left=left,
             right=right,
@@ -81,6 +79,11 @@ def rotate(
     map_id = next(filter(None, (row.get("map_id") or row.get("applied_map_id") for row in rows)), None)
     if map_id is not None and not json:
         print(f"map {map_id}")
+
+
+def _refuse_fitting(*options: object) -> None:
+    if any(option is not None for option in options):
+        raise UsageError("--apply scores a saved map and fits nothing. Leave out --fit and what belongs to fitting.")
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:

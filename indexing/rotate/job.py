@@ -63,6 +63,8 @@ class MappingConfig:
             raise UsageError(
                 "Where do the fit pairs come from? Name exactly one of --fit SPLIT, --fit-pairs N and --fit-share P."
             )
+        if self.map.kind == "random":
+            raise UsageError("The random map is a control and stands beside every other one. Name another --map.")
         if self.fit_share is not None and not 0 < self.fit_share < 1:
             raise UsageError(f"--fit-share is {self.fit_share}; it is a share between 0 and 1.")
         if self.splits < 1 or any(pairs is not None and pairs < 2 for pairs in (self.pairs, *self.curve)):

@@ -47,7 +47,8 @@ class Wish:
         if self.k < 1:
             raise UsageError(f"k is {self.k}, but must be 1 or more.")
         for name in ("memory_bytes", "ms_per_query"):
-            if (value := getattr(self, name)) is not None and value <= 0:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
                 raise UsageError(f"The wished {name} is {value}, but must be above 0.")
 
 

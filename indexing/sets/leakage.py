@@ -50,8 +50,8 @@ def leakage(home: Home, sides: Sequence[EmbeddingRecord], scene_keys: Sequence[s
     A frozen model from elsewhere has no known training set; the answer is then about the other side alone, and `counts`
     names the training sets that were compared.
     """
-    scored = next((part for record in sides if (part := scored_part(record, sides)) is not None), None)
-    training = {part.name: part for record in sides if (part := training_part(record)) is not None}
+    scored = next((part for part in (scored_part(record, sides) for record in sides) if part is not None), None)
+    training = {part.name: part for part in map(training_part, sides) if part is not None}
     if not training:
         return Unknown(reason="no training set of either model is recorded")
     if scored is None:

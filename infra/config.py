@@ -17,7 +17,7 @@ import os
 import tomllib
 import types
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from infra import storage
@@ -29,6 +29,7 @@ Value: TypeAlias = bool | int | float | str
 Settings: TypeAlias = Mapping[str, Value | Sequence[Value] | None]
 "Values by dotted key, as a program gives them instead of `--set`; None is a key that is left out."
 
+_UNKNOWN_KEY = "unexpected_keyword_argument"
 _WORDS = {
     "int_type": "an integer",
     "int_from_float": "an integer",
@@ -49,15 +50,11 @@ def load(cls: type[Config], *, file: str | None = None, sets: Sequence[str] = ()
     Raises ConfigError with one sentence that names the key by its dotted path, and the nearest one if there is none.
     """
     merged = _read(file) if file is not None else {}
-    _check_keys(cls, merged, path=(), origin=f"in {file}")
     origins: dict[tuple[str, ...], str] = {}
     for text in sets:
         path, raw = _split(text)
         origin = f"in `--set {text}`"
-        annotation = _annotation_at(cls, path, origin)
-        value = _parse(raw, annotation)
-        _check_value_keys(annotation, value, path, origin)
-        _put(merged, path, value)
+        _put(merged, path, _parse(raw, _annotation_at(cls, path, origin)))
         origins[path] = origin
     return _validated(cls, merged, origins, default_origin=f"in {file}" if file is not None else "in the config")
 
@@ -88,7 +85,7 @@ def _read(file: str) -> Plain:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"The config {file} is not TOML: {error}. Mend that line.") from error
+        raise ConfigError(f"The config {file} is not TOML: {error}. Correct that line.") from error
 
 
 def _split(text: str) -> tuple[tuple[str, ...], str]:
@@ -119,35 +116,6 @@ def _put(data: Plain, path: Sequence[str], value: Any) -> None:
             data[name] = {}
         data = data[name]
     data[path[-1]] = value
-
-
-def _check_keys(cls: Any, data: Mapping[str, Any], path: tuple[str, ...], origin: str) -> None:
-    """Refuse every key of `data`, at any depth, that names no field of the dataclass `cls`."""
-    hints = _hints(cls)
-    for name, value in data.items():
-        if name not in hints:
-            raise _unknown((*path, name), hints, origin)
-        _check_value_keys(hints[name], value, (*path, name), origin)
-
-
-def _check_value_keys(annotation: Any, value: Any, path: tuple[str, ...], origin: str) -> None:
-    section = _section(annotation)
-    if section is not None and isinstance(value, Mapping):
-        _check_keys(section, value, path, origin)
-        return
-    for element, children in _children(annotation, value):
-        for name, child in children:
-            _check_value_keys(element, child, (*path, name), origin)
-
-
-def _children(annotation: Any, value: Any) -> Iterator[tuple[Any, list[tuple[str, Any]]]]:
-    """Pairs of element annotation and named elements, for each member of the annotation that is a container."""
-    for member in _members(annotation):
-        arguments = [a for a in get_args(member) if a is not Ellipsis]
-        if isinstance(value, Mapping) and len(arguments) == 2:
-            yield arguments[1], list(value.items())
-        elif isinstance(value, list) and arguments and get_origin(member) is not typing.Literal:
-            yield arguments[0], [(str(i), child) for i, child in enumerate(value)]
 
 
 def _annotation_at(cls: Any, path: tuple[str, ...], origin: str) -> Any:
@@ -186,37 +154,45 @@ def _validated(
     cls: type[Config], data: Plain, origins: Mapping[tuple[str, ...], str], *, default_origin: str
 ) -> Config:
     # 0.1 s, and a config is only needed once a command runs.
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
     from pydantic_core import to_json
 
+    # A plain dataclass takes no settings itself, but it inherits those of the tuple around it, at any depth.
+    adapter = TypeAdapter(tuple[cls], config=ConfigDict(extra="forbid", strict=True))  # type: ignore[valid-type]
     # JSON mode, because a strict dataclass takes no dictionary and a strict tuple no list from Python objects.
-    text = to_json(data, inf_nan_mode="constants")
+    text = to_json([data], inf_nan_mode="constants")
     try:
-        return TypeAdapter(cls).validate_json(text, strict=True)
+        return adapter.validate_json(text)[0]
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        place = tuple(str(part) for part in problem["loc"])
+        problems = error.errors(include_url=False)
+        # An unknown key first: it is often the reason why a needed one is missing.
+        problem = next((p for p in problems if p["type"] == _UNKNOWN_KEY), problems[0])
+        place = tuple(str(part) for part in problem["loc"][1:])
         known = [path for path in origins if place[: len(path)] == path or path[: len(place)] == place]
         origin = origins[known[-1]] if known else default_origin
-        raise ConfigError(_sentence(problem, _key(cls, place), origin)) from error
+        if problem["type"] == _UNKNOWN_KEY:
+            *above, name = place
+            keys, section = _locate(cls, above)
+            raise _unknown((*keys, name), _hints(_section(section)), origin) from error
+        raise ConfigError(_sentence(problem, ".".join(_locate(cls, place)[0]), origin)) from error
 
 
-def _key(cls: Any, place: tuple[str, ...]) -> str:
-    """The dotted key of a pydantic location, without the names of union members that pydantic adds to it."""
+def _locate(cls: Any, place: Sequence[str]) -> tuple[list[str], Any]:
+    """Names and annotation of a pydantic location, without the names of union members that pydantic adds to it."""
     names: list[str] = []
     annotation: Any = cls
     for name in place:
         section = _section(annotation)
         if section is not None and name in _hints(section):
             annotation = _hints(section)[name]
-        elif any(_is_mapping(member) for member in _members(annotation)):
-            annotation = Any
+        elif mappings := [member for member in _members(annotation) if _is_mapping(member)]:
+            annotation = get_args(mappings[0])[1]
         elif name.isdigit():
             annotation = next((get_args(m)[0] for m in _members(annotation) if get_args(m)), Any)
         else:
             continue
         names.append(name)
-    return ".".join(names)
+    return names, annotation
 
 
 def _sentence(problem: Mapping[str, Any], key: str, origin: str) -> str:

@@ -1,16 +1,16 @@
 """Tour the built-in toy world: from captions and pictures to encoders, scores and a page.
 
-Owns: verbs that cross stages. Does not own: any stage; it runs their commands by name, as a shell script would, so that
-every line shown here can be typed by hand. Invariants: no stage is imported; what an earlier demo in the same folder has
-finished is not done again, and what it left unfinished goes on.
+It runs the commands of the stages by name, as a shell script would, so that every line that it shows can be typed by
+hand. Invariant: what an earlier demo in the same folder has finished is not done again, and what it left unfinished
+goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shlex
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,22 +31,35 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def demo(
     home: Annotated[str, typer.Option(help="Folder for the demo; made when absent.")] = DEMO_HOME,
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each kind, with seeds 0, 1, ...")] = 1,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Trainings of each kind, with seeds 0, 1, ...; default: 1, with --full 3.")
+    ] = None,
     scenes: Annotated[int, typer.Option(min=100, help="Scenes of the toy world.")] = 3000,
-    epochs: Annotated[int, typer.Option(min=2, help="Of each training.")] = 20,
+    epochs: Annotated[int | None, typer.Option(min=2, help="Of each training; default: 14, with --full 20.")] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Train longer and with three seeds, unless they are given.")
+    ] = False,
     num_cpus: Annotated[int, typer.Option(min=0, help="CPUs for Ray; 0: in one process, without Ray.")] = 0,
 ) -> None:
     """Train three text encoders on a toy world and show which of them sees it as a picture encoder does."""
     from rich.console import Console
     from rich.panel import Panel
 
+    from infra.cli import run as goodviews
     from infra.demo import tour
+    from infra.demo.background import Background
     from infra.home import resolve
     from infra.models import registry
 
     # What is missing is missed now and not after four minutes.
     registry.find_model(tour.PICTURE_MODEL, resolve(home))
-    config = tour.DemoConfig(home=home, scenes=scenes, epochs=epochs, seeds=seeds, num_cpus=num_cpus)
+    config = tour.DemoConfig(
+        home=home,
+        scenes=scenes,
+        epochs=epochs or (20 if full else tour.EPOCHS),
+        seeds=seeds or (3 if full else 1),
+        num_cpus=num_cpus,
+    )
     began = time.monotonic()
     console = Console(highlight=False)
     width = min(console.width, 100)
@@ -55,11 +68,21 @@ def demo(
     # As many follow whatever the version is; it is known only when the world is there.
     total = len(first) + len(tour.scoring_steps(config, ""))
     for number, step in enumerate(first, start=1):
-        _run(console, step, f"{number}/{total}")
+        _show(console, step, f"{number}/{total}")
+        _check(goodviews(list(step.command)))
     known = {run["run_id"]: run["status"] for run in _answer(["runs", "list", "--json", "--home", home])}
     (world,) = _answer(tour.version_query(config))
-    for number, step in enumerate(tour.scoring_steps(config, world["version"]), start=len(first) + 1):
-        _run(console, _resumed(step, known), f"{number}/{total}")
+    steps = [_resumed(step, known) for step in tour.scoring_steps(config, world["version"])]
+    trainings = [step.command for step in steps if step.run_id]
+    with Background(trainings) as background:
+        shown = 0
+        for number, step in enumerate(steps, start=len(first) + 1):
+            _show(console, step, f"{number}/{total}")
+            if step.run_id:
+                _check(background.show(shown))
+                shown += 1
+            else:
+                _check(goodviews(list(step.command)))
     minutes, seconds = divmod(round(time.monotonic() - began), 60)
     title = f"[bold]Done in {minutes} min {seconds:02d} s[/bold]"
     console.print(Panel(_next(config), title=title, expand=False, width=width))
@@ -106,7 +129,7 @@ def _resumed(step: Step, known: dict[str, str]) -> Step:
     return replace(step, why=why, command=["train", "--resume", step.run_id, *home])
 
 
-def _run(console: Console, step: Step, place: str) -> None:
+def _show(console: Console, step: Step, place: str) -> None:
     from rich.text import Text
 
     console.print()
@@ -114,20 +137,25 @@ def _run(console: Console, step: Step, place: str) -> None:
     console.print(Text(step.why, style="italic"), width=min(console.width, 100))
     # Never wrapped, so that the line can be copied into a shell.
     console.print(Text("$ goodviews " + " ".join(map(_quoted, step.command)), style="cyan"), soft_wrap=True)
-    # The child writes to the same place, after us.
+    # The command writes to the same place, after us.
     console.file.flush()
-    code = subprocess.run([sys.executable, "-m", "infra.cli", *step.command], check=False).returncode
+
+
+def _check(code: int) -> None:
+    """End the demo with the exit code of a command that failed; the command has said why."""
     if code != 0:
-        # The command has said why.
         raise typer.Exit(code if code > 0 else 1)
 
 
 def _answer(command: Sequence[str]) -> Any:
     """What a command prints as JSON."""
-    done = subprocess.run([sys.executable, "-m", "infra.cli", *command], check=False, stdout=subprocess.PIPE)
-    if done.returncode != 0:
-        raise typer.Exit(done.returncode if done.returncode > 0 else 1)
-    return json.loads(done.stdout)
+    from infra.cli import run as goodviews
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        code = goodviews(list(command))
+    _check(code)
+    return json.loads(printed.getvalue())
 
 
 def _quoted(word: str) -> str:

@@ -1,8 +1,7 @@
 """The steps of the demo: command lines with a title and a reason each, from a toy world to a page.
 
-Owns: which commands, in which order, with which settings. Does not own: running them (`workflow`), what they do.
-Invariants: every step is one line that can be typed by hand; the three arms differ in their arm and in nothing else; a name of a
-run holds a digest of all that decides it, so that a run found under it is the one that is meant.
+Invariants: every step is one line that can be typed by hand; the three arms differ in their arm and in nothing else; the
+name of a run holds a digest of all that decides it, so that a run found under a name has these settings.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ DATASET: Final = "toyworld"
 ARMS: Final = ("good", "bad", "next-token")
 PICTURE_MODEL: Final = "efficientnet-lite0"
 SHARDS: Final = 4
+EPOCHS: Final = 14
 SHARES: Final = ("--set", "source.val=0.1", "--set", "source.test=0.2")
 "Of scenes: to choose nothing on but the best next-token encoder, and to score."
 TRAINING: Final = (
@@ -40,7 +40,7 @@ class DemoConfig:
 
     home: str
     scenes: int = 3000
-    epochs: int = 20
+    epochs: int = EPOCHS
     seeds: int = 1
     num_cpus: int = 0
 
@@ -92,13 +92,12 @@ def ingest_steps(config: DemoConfig) -> list[Step]:
 def scoring_steps(config: DemoConfig, version: str) -> list[Step]:
     """All that follows once the world has a version: train, embed, score, show."""
     runs = [(arm, seed, run_id(config, version, arm, seed)) for seed in range(config.seeds) for arm in ARMS]
-    steps = [_train(config, arm, seed, name) for arm, seed, name in runs]
-    steps.append(_embed_pictures(config))
-    steps += [_embed_texts(config, name) for _, _, name in runs]
-    for make in (_align, _rotate):
-        steps += [make(config, name) for _, _, name in runs]
-    steps += [_probe(config, _texts(name)) for _, _, name in runs] + [_probe(config, _pictures())]
-    return [*steps, _theory(config), _report(config), _verdict(config, version)]
+    # The trainings run in the background from here on: what needs none of them comes first, then what needs one.
+    steps = [_embed_pictures(config), _probe(config, _pictures()), _theory(config)]
+    for arm, seed, name in runs:
+        steps += [_train(config, arm, seed, name), _embed_texts(config, name), _align(config, name)]
+        steps += [_rotate(config, name), _probe(config, _texts(name))]
+    return [*steps, _report(config), _verdict(config, version)]
 
 
 def version_query(config: DemoConfig) -> list[str]:
@@ -155,7 +154,8 @@ def _embed(config: DemoConfig, title: str, why: str, models: Sequence[str], of: 
 
 def _embed_pictures(config: DemoConfig) -> Step:
     why = (
-        "EfficientNet-Lite0 was trained on photographs by other people, has never read a word, and is not trained here."
+        "EfficientNet-Lite0 was trained on photographs by other people, has never read a word, and is not trained here. "
+        "Meanwhile the trainings of the next steps begin in the background."
     )
     return _embed(config, "Embed the pictures", why, [PICTURE_MODEL], "images")
 

@@ -14,6 +14,7 @@ Legend: B texts or pictures of a batch, T tokens, D dims, L blocks.
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -152,6 +153,8 @@ class ImageEncoder:
 
     def __init__(self, model: Model, facts: Facts, *, device: str = "cpu") -> None:
         self.facts, self._device = facts, device
+        if device == "cpu":
+            _keep_freed_memory()
         with local_folder(model) as folder:
             if model.kind == EFFICIENTNET:
                 self._model: Any = _load_efficientnet(folder, device)
@@ -188,6 +191,21 @@ class ImageEncoder:
                 # CLIP's final norm is applied to the CLS token alone, outside of its last hidden state.
                 vectors[self.facts.blocks] = _array(output.pooler_output)
             return vectors
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep large freed blocks for the next allocation, for the rest of the process; elsewhere do nothing.
+
+    Feature maps of a batch are tens of MB. By default each is mapped anew and zeroed page by page by the kernel, which
+    takes half of the time of EfficientNet-Lite0 on a CPU.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return
+    # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h, in bytes.
+    mallopt(-3, 1 << 30)
+    mallopt(-1, 2**31 - 1)
 
 
 def default_device() -> str:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 KIND: Final = "near"
-THRESHOLD: Final = 0.7
 PERMUTATIONS: Final = 128
 SEED: Final = 1
 MISSED: Final = 0.05

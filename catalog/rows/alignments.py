@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import orjson
 
-from catalog.lake import lake
 from catalog.lake.lake import Lake
 from catalog.lake.transaction import commit_rows
 from infra import storage
@@ -153,13 +152,6 @@ def record_alignments(home: Home, rows: Sequence[AlignmentRow]) -> int:
         return current
 
     return commit_rows(home, f"{len(rows)} scores of {rows[0].left_name}" if rows else "no scores", write)
-
-
-def list_alignments(home: Home) -> list[dict[str, Any]]:
-    """All rows, newest first, `dataset_versions` and `details` decoded. Raises InputError without a catalog."""
-    with lake.reading(home) as reader:
-        query = "SELECT * FROM main.alignments ORDER BY created_at DESC, alignment_id"
-        return reader.records(query, decode=JSON_COLUMNS)
 
 
 def _put(writer: Lake, row: AlignmentRow, snapshot: int) -> None:

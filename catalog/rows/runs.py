@@ -17,7 +17,6 @@ from catalog.lake import lake
 from catalog.lake.lake import Lake
 from catalog.lake.lock import TIMEOUT_S
 from catalog.lake.transaction import commit_rows
-from infra.errors import InputError
 from infra.home import Home
 
 METRICS: Final = pa.schema(
@@ -91,21 +90,6 @@ def append_metrics(home: Home, row: RunRow, rows: pa.Table, *, timeout_s: float 
 def finish_run(home: Home, row: RunRow, rows: pa.Table) -> None:
     """Write the last row of a run and all of its metrics from the first step of `rows` on."""
     append_metrics(home, row, rows)
-
-
-def list_runs(home: Home) -> list[dict[str, Any]]:
-    """All rows of `runs`, latest start first, with JSON decoded. Raises InputError without a catalog."""
-    with lake.reading(home) as reader:
-        return reader.records("SELECT * FROM main.runs ORDER BY started_at DESC, run_id", decode=JSON_COLUMNS)
-
-
-def last_metrics(home: Home, run_id: str) -> dict[str, float]:
-    """The latest value of each metric of a run, by name. Raises InputError when the catalog does not know the run."""
-    with lake.reading(home) as reader:
-        if not reader.rows("SELECT 1 FROM main.runs WHERE run_id = ?", [run_id]):
-            raise InputError(f"The catalog knows no run {run_id!r}. `goodviews runs list` shows those it knows.")
-        query = "SELECT name, arg_max(value, step) FROM main.metrics WHERE run_id = ? GROUP BY name ORDER BY name"
-        return {str(name): float(value) for name, value in reader.rows(query, [run_id])}
 
 
 def _put(writer: Lake, row: RunRow, snapshot_id: int | None) -> None:

@@ -45,7 +45,8 @@ def contest(name: str, rows: int, dimensions: int, n_directions: int, threads: i
     """Run one contestant in this process: seconds, bytes, and the loss and the size of the gradient to compare."""
     import torch
 
-    from trainer.model.objectives import LejepaConfig, directions, sigreg_statistics
+    from tests.trainer.sigreg import sigreg_statistics
+    from trainer.model.objectives import LejepaConfig, directions
 
     torch.set_num_threads(threads)
     config = LejepaConfig(weight=1.0, n_directions=n_directions)

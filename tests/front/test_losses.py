@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import goodviews as gv
-from trainer.model.objectives import LejepaConfig, LejepaTerms, lejepa, sigreg_statistics
+from tests.trainer.sigreg import sigreg_statistics
+from trainer.model.objectives import LejepaConfig, LejepaTerms, lejepa
 
 SETTINGS: dict[str, Any] = {"n_directions": 48, "n_knots": 9, "t_max": 2.5}
 OURS = LejepaConfig(weight=3.0, direction_seed=5, **SETTINGS)

@@ -9,9 +9,10 @@ import pytest
 
 from catalog import layout
 from catalog.lake import lake
-from catalog.rows.alignments import AlignmentRow, digest_of, list_alignments, record_alignments
+from catalog.rows.alignments import AlignmentRow, digest_of, record_alignments
 from catalog.versions.rebuild import rebuild
 from infra.home import Home
+from tests.catalog.stored_rows import list_alignments
 
 ROW = AlignmentRow(
     left_id="0" * 16,

@@ -12,6 +12,7 @@ import pytest
 from catalog.rows import runs
 from infra.errors import InputError
 from infra.home import Home, resolve
+from tests.catalog.stored_rows import last_metrics, list_runs
 
 ROW = runs.RunRow(
     run_id="r1",
@@ -48,11 +49,11 @@ def test_a_run_has_one_row_from_start_to_finish(home: Home) -> None:
     runs.start_run(home, dataclasses.replace(ROW, snapshot_id=snapshot))
     done = dataclasses.replace(ROW, steps=9, samples=90, tokens=900, status="finished", finished_at=1_700_000_100.0)
     runs.finish_run(home, done, metrics({9: 1.5}))
-    (found,) = runs.list_runs(home)
+    (found,) = list_runs(home)
     assert (found["status"], found["steps"], found["samples"], found["tokens"]) == ("finished", 9, 90, 900)
     assert found["snapshot_id"] == snapshot
     assert found["config"] == ROW.config and found["dataset_versions"] == ROW.dataset_versions
-    assert runs.last_metrics(home, "r1") == {"loss": 1.5}
+    assert last_metrics(home, "r1") == {"loss": 1.5}
 
 
 def test_metrics_written_again_after_a_resume_replace_the_lost_future(home: Home) -> None:
@@ -61,19 +62,19 @@ def test_metrics_written_again_after_a_resume_replace_the_lost_future(home: Home
     other = dataclasses.replace(ROW, run_id="r2")
     runs.append_metrics(home, other, metrics({2: 7.0, 4: 6.0}))
     runs.append_metrics(home, ROW, metrics({2: 4.5}))
-    assert runs.last_metrics(home, "r1") == {"loss": 4.5}
-    assert runs.last_metrics(home, "r2") == {"loss": 6.0}
+    assert last_metrics(home, "r1") == {"loss": 4.5}
+    assert last_metrics(home, "r2") == {"loss": 6.0}
 
 
 def test_two_runs_are_listed_latest_first(home: Home) -> None:
     runs.start_run(home, ROW)
     runs.start_run(home, dataclasses.replace(ROW, run_id="r2", started_at=ROW.started_at + 1))
-    assert [row["run_id"] for row in runs.list_runs(home)] == ["r2", "r1"]
+    assert [row["run_id"] for row in list_runs(home)] == ["r2", "r1"]
 
 
 def test_an_unknown_run_and_an_absent_catalog_are_said_so(home: Home) -> None:
     with pytest.raises(InputError, match="no catalog"):
-        runs.list_runs(home)
+        list_runs(home)
     runs.start_run(home, ROW)
     with pytest.raises(InputError, match="knows no run 'r9'"):
-        runs.last_metrics(home, "r9")
+        last_metrics(home, "r9")

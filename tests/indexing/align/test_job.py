@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from catalog.rows import embeddings
-from catalog.rows.alignments import alignment_url, list_alignments
+from catalog.rows.alignments import alignment_url
 from indexing.align import score
 from indexing.align.job import ScoringConfig, read_key_file, score_sets
 from indexing.align.layers import ProtocolConfig, prepare
@@ -23,6 +23,7 @@ from indexing.uncertainty.calibration import CalibrationConfig
 from infra import vectors
 from infra.errors import InputError, UsageError
 from infra.home import Home, resolve
+from tests.catalog.stored_rows import list_alignments
 from tests.indexing.embedding_sets import put_set, related, scene_keys
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from catalog.rows import embeddings
-from catalog.rows.alignments import list_alignments
 from indexing.probe.job import ProbingConfig, probe_set
 from indexing.probe.labels import read_labels
 from indexing.probe.probes import ProbeConfig
 from indexing.uncertainty.bootstrap import BootstrapConfig
 from infra.home import Home, resolve
+from tests.catalog.stored_rows import list_alignments
 from tests.indexing.embedding_sets import put_set, scene_keys
 
 N = 40

@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.model_selection import StratifiedGroupKFold
 
-from catalog.rows.alignments import list_alignments
 from indexing.probe.job import ProbingConfig, probe_set
 from indexing.probe.labels import attribute_of, read_labels
 from indexing.probe.probes import ProbeConfig, probe
 from indexing.uncertainty.bootstrap import BootstrapConfig
 from infra.errors import InputError, UsageError
 from infra.home import Home, resolve
+from tests.catalog.stored_rows import list_alignments
 from tests.indexing.embedding_sets import put_set, scene_keys
 
 QUICK = BootstrapConfig(draws=200)

@@ -10,7 +10,6 @@ import orjson
 import pyarrow.parquet as pq
 import pytest
 
-from catalog.rows.alignments import list_alignments
 from indexing.rotate.job import MappingConfig, rotate_sets
 from indexing.rotate.maps import FIT_KEYS, PICKS_FILE, RECORD, WEIGHTS, load_map, map_url, read_map_record
 from indexing.rotate.rotation import MapConfig, fit
@@ -20,6 +19,7 @@ from indexing.uncertainty.bootstrap import BootstrapConfig
 from indexing.uncertainty.divisions import hashed_order, random_divisions
 from infra.errors import InputError, IntegrityError, UsageError
 from infra.home import Home, resolve
+from tests.catalog.stored_rows import list_alignments
 from tests.indexing.embedding_sets import put_set, related, scene_keys
 
 N = 120

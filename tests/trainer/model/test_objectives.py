@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from infra.errors import ConfigError, InputError
+from tests.trainer.sigreg import sigreg_statistics, weight_of_lambda
 from trainer.data.ragged import Ragged
 from trainer.model.encoder import SIZES, TextEncoder
 from trainer.model.objectives import (
@@ -24,8 +25,6 @@ from trainer.model.objectives import (
     directions,
     lejepa,
     next_token,
-    sigreg_statistics,
-    weight_of_lambda,
 )
 
 CONFIG = LejepaConfig(weight=1.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.errors import ConfigError, UsageError
-from trainer.model.objectives import weight_of_lambda
+from tests.trainer.sigreg import weight_of_lambda
 from trainer.run import recipe
 
 NAMES = ("flickr-33m", "recap-109m", "tiny-cpu")

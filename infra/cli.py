@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import EntryPoint, entry_points, version
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -27,6 +27,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from infra.errors import EXIT_DONE, EXIT_INTERRUPTED, GoodviewsError, UsageError
+from infra.version import code_version
 
 GROUP = "goodviews.commands"
 EXIT_PIPE_CLOSED = 128 + 13
@@ -141,7 +142,7 @@ app = typer.Typer(cls=_LazyGroup, add_completion=False, help=_ABOUT, context_set
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"goodviews {version('goodviews')}")
+        typer.echo(f"goodviews {code_version()}")
         raise typer.Exit
 
 

@@ -66,3 +66,16 @@ class ConflictError(GoodviewsError):
     """A lock is held by somebody else, or one name would mean two things."""
 
     exit_code = 4
+
+
+def encode(error: GoodviewsError) -> tuple[str, str]:
+    """Name and message of an error, in which form it crosses to another process; `decode` makes it an error again."""
+    return type(error).__name__, str(error)
+
+
+def decode(name: str, message: str) -> GoodviewsError:
+    """The error that `encode` wrote; a name that is no error of this module gives a GoodviewsError that states it."""
+    kind = globals().get(name)
+    if isinstance(kind, type) and issubclass(kind, GoodviewsError):
+        return kind(message)
+    return GoodviewsError(f"{name}: {message}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
-import importlib.metadata
 import importlib.resources
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from catalog.report.sections import Neighbourhoods, Piece, Section
 from infra import storage
 from infra.errors import StorageError
 from infra.home import Home
+from infra.version import code_version
 
 PAGE: Final = "index.html"
 DEFAULT_TITLE: Final = "Good views and how alike their encoders are"
@@ -162,7 +162,7 @@ def render(title: str, contents: Contents, sections: Sequence[Section]) -> str:
         sections=sections,
         # Ours, and the one text that must not be escaped.
         css=markupsafe.Markup(folder.joinpath("page.css").read_text(encoding="utf-8")),
-        release=importlib.metadata.version("goodviews"),
+        release=code_version(),
         code_versions=sorted({str(score.row["code_version"]) for score in contents.scores}),
     )
     return html.lstrip()

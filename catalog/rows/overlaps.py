@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import time
 from typing import Any
 
@@ -19,6 +18,7 @@ from catalog.lake.transaction import commit_rows
 from catalog.overlap.comparison import Comparison, Kind
 from catalog.overlap.parts import Part
 from infra.home import Home
+from infra.version import code_version
 
 
 def overlap_id(left: Part, right: Part) -> str:
@@ -56,7 +56,7 @@ def _values(found: Comparison, kind: Kind) -> dict[str, Any]:
         "shared": kind.shared,
         "threshold": kind.threshold,
         "by_split": tuple(dataclasses.asdict(pair) for pair in kind.by_split),
-        "code_version": importlib.metadata.version("goodviews"),
+        "code_version": code_version(),
     }
     for side, part, counts in (("left", found.left, kind.left), ("right", found.right, kind.right)):
         facts: dict[str, Any] = {"dataset": part.dataset, "version": part.version, "split": part.split}

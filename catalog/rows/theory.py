@@ -7,7 +7,6 @@ commit.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from catalog.lake import lake
 from catalog.lake.lake import Lake
 from catalog.lake.transaction import commit_rows
 from infra.home import Home
+from infra.version import code_version
 
 Kind: TypeAlias = Literal["grid", "bridge"]
 Points: TypeAlias = Mapping[str, Sequence[Mapping[str, float]]]
@@ -73,7 +73,7 @@ def record_check(home: Home, check: Check) -> str:
                 check.seed,
                 _json(check.config),
                 _json(check.result),
-                importlib.metadata.version("goodviews"),
+                code_version(),
                 time.time(),
             ],
         )

@@ -6,7 +6,6 @@ because DuckLake would register a file twice and double its rows without an erro
 
 from __future__ import annotations
 
-import importlib.metadata
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from catalog.versions.published import Version, read_version
 from infra import storage
 from infra.errors import ConflictError, IntegrityError, StorageError
 from infra.home import Home
+from infra.version import code_version
 
 ATTEMPTS = 3
 "Of whole transactions, each with DuckLake's own retries; under the lock only a foreign writer can make one fail."
@@ -309,10 +309,6 @@ def _totals(found: Version) -> dict[str, object]:
 
 def _insert_job(writer: Lake, found: Version, stats: JobStats | None) -> None:
     job = found.job
-    try:
-        code_version = importlib.metadata.version("goodviews")
-    except importlib.metadata.PackageNotFoundError:
-        code_version = None
     row = {
         "job_id": _job_id(found),
         "kind": "ingest",
@@ -320,7 +316,7 @@ def _insert_job(writer: Lake, found: Version, stats: JobStats | None) -> None:
         "version": job.version,
         "config": job.content,
         "inputs": orjson.dumps(job.inputs).decode(),
-        "code_version": code_version,
+        "code_version": code_version(),
         "started_at": stats and stats.started_at,
         "seconds": stats and stats.seconds,
         "workers": stats and stats.workers,

@@ -29,7 +29,8 @@ from catalog.versions.current import find_version
 from infra import storage
 from infra.errors import InputError, UsageError
 from infra.home import Home
-from pipelines.embed.plan import code_version, published_set
+from infra.version import code_version
+from pipelines.embed.plan import published_set
 
 ROWS_A_FILE: Final = 1 << 17
 

@@ -18,7 +18,7 @@ import orjson
 from catalog.rows import embeddings
 from catalog.rows.embeddings import EmbeddingRecord
 from infra import errors, storage
-from infra.errors import GoodviewsError, InputError
+from infra.errors import InputError
 from infra.progress import Progress
 from infra.session import Workers
 from pipelines.embed.images import Missing
@@ -99,8 +99,7 @@ def _run(plan: EmbedPlan, shards: Sequence[Shard], workers: Workers | None) -> I
         return
     for row in run_on_ray(plan, shards, workers.slots):
         if row["error"]:
-            kind = getattr(errors, row["error"], GoodviewsError)
-            raise kind(row["message"])
+            raise errors.decode(row["error"], row["message"])
         yield row["shard"], EmbeddedShard.from_json(row["done"]), row["worker"]
 
 

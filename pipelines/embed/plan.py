@@ -6,7 +6,6 @@ Invariant: everything that decides a vector is in the digest; workers, paths, bu
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,6 +20,7 @@ from infra import storage
 from infra.errors import ConflictError, InputError, UsageError
 from infra.home import Home
 from infra.models.registry import Model, find_model
+from infra.version import code_version
 from pipelines.embed.images import holds_pictures, sources_digest
 
 ROW_LAYOUT: Final = "1"
@@ -158,14 +158,6 @@ def _default_name(config: EmbedConfig, model: Model, facts: Any, version: str | 
     if config.dtype != EmbedConfig.dtype:
         parts.append(f"dtype={config.dtype}")
     return "+".join(parts)
-
-
-def code_version() -> str:
-    """Version of the installed package."""
-    try:
-        return importlib.metadata.version("goodviews")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _content(

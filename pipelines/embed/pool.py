@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from infra.errors import GoodviewsError
+from infra.errors import GoodviewsError, encode
 from pipelines.embed.plan import EmbedPlan, Shard
 from pipelines.embed.worker import ShardEmbedder
 
@@ -40,7 +40,8 @@ class _Actor:
             except GoodviewsError as raised:
                 error = raised
         row = {"shard": name, "done": done, "worker": self._name}
-        row |= {"error": type(error).__name__ if error else "", "message": str(error) if error else ""}
+        kind, message = encode(error) if error else ("", "")
+        row |= {"error": kind, "message": message}
         return pa.Table.from_pylist([row])
 
 

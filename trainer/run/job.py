@@ -9,20 +9,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import importlib.metadata
-import os
 import secrets
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from catalog.rows.runs import finish_run, start_run
 from infra import storage
 from infra.errors import ConflictError, GoodviewsError, UsageError
 from infra.home import Home
+from infra.version import code_version
 from trainer.run import checkpoint, recipe, records
 from trainer.run.assembly import assemble
 from trainer.run.heartbeat import LiveLine
@@ -172,18 +169,3 @@ def _locked(url: str, run_id: str) -> Iterator[None]:
             message = f"Run {run_id} is being trained by another process, which holds {path}. Wait for it or end it."
             raise ConflictError(message) from error
         yield
-
-
-def code_version() -> str:
-    """`git describe` of the code when it runs from a checkout, else the version of the package."""
-    here = Path(__file__).resolve().parent
-    command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--tags"]
-    environment: dict[str, Any] = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, env=environment, check=False)
-        if found.returncode == 0 and found.stdout.strip():
-            return found.stdout.strip()
-    try:
-        return importlib.metadata.version("goodviews")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"

@@ -188,7 +188,8 @@ def _check_resources(cluster: Cluster) -> None:
 
 def _write_failure(url: str, rank: int, error: GoodviewsError) -> None:
     _log.error("rank %d: %s", rank, error)
-    record = {"kind": type(error).__name__, "message": str(error)}
+    kind, message = errors.encode(error)
+    record = {"kind": kind, "message": message}
     with contextlib.suppress(GoodviewsError, OSError):
         storage.publish(storage.join(url, "failures", f"{rank:05d}.json"), orjson.dumps(record))
 
@@ -206,6 +207,5 @@ def _raise_failure(url: str) -> None:
     found = _read_failures(url)
     if not found:
         return
-    kind = getattr(errors, found[0]["kind"], GoodviewsError)
     _clear_failures(url)
-    raise (kind if isinstance(kind, type) and issubclass(kind, GoodviewsError) else GoodviewsError)(found[0]["message"])
+    raise errors.decode(found[0]["kind"], found[0]["message"])

@@ -70,7 +70,9 @@ class ConflictError(GoodviewsError):
 
 def encode(error: GoodviewsError) -> tuple[str, str]:
     """Name and message of an error, in which form it crosses to another process; `decode` makes it an error again."""
-    return type(error).__name__, str(error)
+    # A subclass of another module crosses as the error of this module that it is.
+    kind = next(kind for kind in type(error).__mro__ if kind.__module__ == __name__)
+    return kind.__name__, str(error)
 
 
 def decode(name: str, message: str) -> GoodviewsError:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.options import DatasetsHomeOption, JsonOption
 from infra.output import print_json
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ def overlap(
     threshold: Annotated[float, typer.Option(help="Least Jaccard similarity of --near.")] = 0.7,
     memory: Annotated[str, typer.Option(help="Memory of the comparison; the rest goes to TMPDIR.")] = "1GB",
     record: Annotated[bool, typer.Option(help="Write the counts to the catalog's table overlap_counts.")] = True,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    home: Annotated[str | None, typer.Option(help="Folder or URL of datasets [env GOODVIEWS_HOME].")] = None,
+    json: JsonOption = False,
+    home: DatasetsHomeOption = None,
     catalog: Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")] = None,
 ) -> None:
     """Count the scenes and captions that two datasets or splits share.

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from infra.options import HomeOption, JsonOption
 from infra.output import print_json
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -15,8 +16,8 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def report(
     out: Annotated[str | None, typer.Option(help="Folder for the report [default: below HOME/reports].")] = None,
     title: Annotated[str | None, typer.Option(help="Of the page.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    home: Annotated[str | None, typer.Option(help="Folder or URL of datasets and runs [env GOODVIEWS_HOME].")] = None,
+    json: JsonOption = False,
+    home: HomeOption = None,
     catalog: Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")] = None,
 ) -> None:
     """Show what the catalog holds as one page, with each plot as PNG and SVG beside it."""

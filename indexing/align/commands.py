@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from indexing.scores.printing import Row, interval, number, print_scores
+from infra.options import HomeOption, JsonOption
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -43,8 +44,8 @@ def align(
     permutations: Annotated[int, typer.Option(help="Shuffles that calibrate a score; 0: none.")] = 200,
     bootstrap: _Bootstrap = 10_000,
     seed: Annotated[int, typer.Option(help="Of shuffles, draws and captions.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    home: Annotated[str | None, typer.Option(help="Folder or URL of datasets and runs [env GOODVIEWS_HOME].")] = None,
+    json: JsonOption = False,
+    home: HomeOption = None,
     catalog: Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")] = None,
 ) -> None:
     """Score how alike two embedding sets are, with chance, intervals, ties and leakage."""

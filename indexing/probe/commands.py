@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from indexing.scores.printing import Row, interval, number, print_scores
+from infra.options import HomeOption, JsonOption
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -29,8 +30,8 @@ def probe(
     folds: Annotated[int, typer.Option(help="Of the cross-validation.")] = 5,
     bootstrap: Annotated[int, typer.Option(help="Draws behind an interval; 0: none.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Of folds, draws and captions.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    home: Annotated[str | None, typer.Option(help="Folder or URL of datasets and runs [env GOODVIEWS_HOME].")] = None,
+    json: JsonOption = False,
+    home: HomeOption = None,
     catalog: Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")] = None,
 ) -> None:
     """Probe an embedding set for a label, with a linear classifier and nearest neighbours."""

@@ -9,6 +9,7 @@ import typer
 
 from indexing.scores.printing import Row, interval, number, print_scores
 from infra.errors import UsageError
+from infra.options import HomeOption, JsonOption
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
@@ -42,8 +43,8 @@ def rotate(
     ] = "mean",
     bootstrap: Annotated[int, typer.Option(help="Draws behind an interval; 0: none.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Of divisions, controls, draws and captions.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    home: Annotated[str | None, typer.Option(help="Folder or URL of datasets and runs [env GOODVIEWS_HOME].")] = None,
+    json: JsonOption = False,
+    home: HomeOption = None,
     catalog: Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")] = None,
 ) -> None:
     """Fit a rotation between two embedding sets and score what it finds on other scenes."""

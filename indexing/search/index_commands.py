@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infra.errors import UsageError
+from infra.options import JsonOption
 from infra.output import print_json
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ _log = logging.getLogger(__name__)
 
 _Home = Annotated[str | None, typer.Option(help="Folder or URL of embeddings and indexes [env GOODVIEWS_HOME].")]
 _Catalog = Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")]
-_Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 _Index = Annotated[str, typer.Argument(help="Name or id of an index.")]
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -45,7 +45,7 @@ def build(
     k: Annotated[int, typer.Option(help="Neighbours that are audited.")] = 10,
     layer: Annotated[int | None, typer.Option(help="Layer of the set; default: the last.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the index; default: SET/FACTORY.")] = None,
-    json: _Json = False,
+    json: JsonOption = False,
     home: _Home = None,
     catalog: _Catalog = None,
 ) -> None:
@@ -66,7 +66,7 @@ def build(
 
 
 @app.command("list")
-def list_(json: _Json = False, home: _Home = None, catalog: _Catalog = None) -> None:
+def list_(json: JsonOption = False, home: _Home = None, catalog: _Catalog = None) -> None:
     """One line an index, oldest first."""
     from indexing.search import indexes
     from infra.home import resolve
@@ -80,7 +80,7 @@ def list_(json: _Json = False, home: _Home = None, catalog: _Catalog = None) -> 
 
 
 @app.command()
-def show(index: _Index, json: _Json = False, home: _Home = None, catalog: _Catalog = None) -> None:
+def show(index: _Index, json: JsonOption = False, home: _Home = None, catalog: _Catalog = None) -> None:
     """What an index is bound to, and what its audit found."""
     from indexing.search import indexes
     from infra.home import resolve
@@ -91,7 +91,7 @@ def show(index: _Index, json: _Json = False, home: _Home = None, catalog: _Catal
 
 
 @app.command()
-def verify(index: _Index, json: _Json = False, home: _Home = None, catalog: _Catalog = None) -> None:
+def verify(index: _Index, json: JsonOption = False, home: _Home = None, catalog: _Catalog = None) -> None:
     """Compare an index with its digests and with its embedding set; exit code 1 when anything differs."""
     from indexing.search import indexes
     from infra.home import resolve

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infra.options import EmbeddingsHomeOption, JsonOption
 from infra.output import print_json
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ def knn(
     memory: Annotated[str, typer.Option(help="Tiles of both sets in float32.")] = "256MiB",
     gpu_memory: Annotated[str, typer.Option(help="Buffers on the GPU.")] = "1GB",
     out: Annotated[str | None, typer.Option(help="Parquet file or URL to write.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    home: Annotated[str | None, typer.Option(help="Folder or URL of embeddings [env GOODVIEWS_HOME].")] = None,
+    json: JsonOption = False,
+    home: EmbeddingsHomeOption = None,
     catalog: Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")] = None,
     address: Annotated[str | None, typer.Option(help="Ray cluster to join; default: start one here.")] = None,
     num_cpus: Annotated[int | None, typer.Option(help="CPUs of the Ray started here; 0: no Ray.")] = None,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from infra.options import EmbeddingsHomeOption, JsonOption
 from infra.output import print_json
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -21,8 +22,8 @@ def search(
     k: Annotated[int, typer.Option(help="Scenes to find.")] = 10,
     layer: Annotated[int | None, typer.Option(help="Layer of the set; default: the last.")] = None,
     map_: Annotated[str | None, typer.Option("--map", help="Map between texts and the set, by `rotate`.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-    home: Annotated[str | None, typer.Option(help="Folder or URL of embeddings [env GOODVIEWS_HOME].")] = None,
+    json: JsonOption = False,
+    home: EmbeddingsHomeOption = None,
     catalog: Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")] = None,
 ) -> None:
     """Find the scenes that a text describes, with their captions."""

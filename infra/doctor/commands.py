@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infra.options import DatasetsHomeOption
+
 if TYPE_CHECKING:
     from infra.doctor.findings import Finding
 
@@ -22,7 +24,7 @@ def doctor(
     ray: Annotated[bool, typer.Option("--ray", help="Start a Ray here too; takes about 10 s.")] = False,
     only: Annotated[list[str] | None, typer.Option(help="Name of a check; repeat for more.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    home: Annotated[str | None, typer.Option(help="Folder or URL of datasets [env GOODVIEWS_HOME].")] = None,
+    home: DatasetsHomeOption = None,
     catalog: Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")] = None,
 ) -> int:
     """Check this machine, its libraries, HOME and the catalog, and say what to do."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from infra.models.checkpoints import SYNTAX
+from infra.options import HomeOption, JsonOption
 from infra.output import print_json
 
 if TYPE_CHECKING:
@@ -22,9 +23,7 @@ app = typer.Typer(
     help="Embed captions, pictures or scenes with a frozen encoder, or import vectors made elsewhere.",
 )
 
-_Home = Annotated[str | None, typer.Option(help="Folder or URL of datasets and runs [env GOODVIEWS_HOME].")]
 _Catalog = Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")]
-_Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -47,8 +46,8 @@ def embed(
     ] = None,
     batch_tokens: Annotated[int, typer.Option(help="Tokens a batch.")] = 8192,
     max_missing_rate: Annotated[float, typer.Option(help="Share of pictures that may be missing.")] = 0.0,
-    json: _Json = False,
-    home: _Home = None,
+    json: JsonOption = False,
+    home: HomeOption = None,
     catalog: _Catalog = None,
     address: Annotated[str | None, typer.Option(help="Ray cluster to join; default: start one here.")] = None,
     num_cpus: Annotated[int | None, typer.Option(help="CPUs of the Ray started here; 0: no Ray.")] = None,
@@ -111,8 +110,8 @@ def import_(
     model: Annotated[
         str | None, typer.Option(help="Label of what made the vectors; imports of one label are of one space.")
     ] = None,
-    json: _Json = False,
-    home: _Home = None,
+    json: JsonOption = False,
+    home: HomeOption = None,
     catalog: _Catalog = None,
 ) -> None:
     """Take vectors made elsewhere as an embedding set."""

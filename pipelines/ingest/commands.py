@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.options import DatasetsHomeOption, JsonOption
 from infra.output import print_json
 
 if TYPE_CHECKING:
@@ -36,10 +37,10 @@ def ingest(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, read a sample, stop.")] = False,
     max_reject_rate: Annotated[float, typer.Option(help="Share of rejected texts that fails the job.")] = 0.2,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: JsonOption = False,
     config: Annotated[str | None, typer.Option(help="TOML file of options.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Option as a.b=v; repeat for more.")] = None,
-    home: Annotated[str | None, typer.Option(help="Folder or URL of datasets [env GOODVIEWS_HOME].")] = None,
+    home: DatasetsHomeOption = None,
     catalog: Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")] = None,
     address: Annotated[str | None, typer.Option(help="Ray cluster to join; default: start one here.")] = None,
     num_cpus: Annotated[int | None, typer.Option(help="CPUs of the Ray started here; 0: no Ray.")] = None,

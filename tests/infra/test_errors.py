@@ -21,3 +21,9 @@ def test_every_error_comes_back_as_it_was() -> None:
 def test_an_unknown_name_comes_back_in_the_message_of_a_plain_error(name: str) -> None:
     found = decode(name, "What happened.")
     assert (type(found), str(found)) == (GoodviewsError, f"{name}: What happened.")
+
+
+def test_a_subclass_of_another_module_comes_back_as_the_error_that_it_is() -> None:
+    class OtherError(errors.ConflictError): ...
+
+    assert encode(OtherError("What happened.")) == ("ConflictError", "What happened.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.options import HomeOption, JsonOption
 from infra.output import print_facts, print_json, print_table
 
 if TYPE_CHECKING:
@@ -20,13 +21,11 @@ app = typer.Typer(
     help="List trainings, show one, and verify that two consumed the same sequence.",
 )
 
-_Home = Annotated[str | None, typer.Option(help="Folder or URL of datasets and runs [env GOODVIEWS_HOME].")]
 _Catalog = Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")]
-_Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 @app.command("list")
-def list_(home: _Home = None, catalog: _Catalog = None, json: _Json = False) -> None:
+def list_(home: HomeOption = None, catalog: _Catalog = None, json: JsonOption = False) -> None:
     """List all runs, oldest first."""
     from infra.home import resolve
     from trainer.run import records
@@ -48,9 +47,9 @@ def list_(home: _Home = None, catalog: _Catalog = None, json: _Json = False) -> 
 @app.command()
 def show(
     run: Annotated[str, typer.Argument(help="Id of the run.")],
-    home: _Home = None,
+    home: HomeOption = None,
     catalog: _Catalog = None,
-    json: _Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Show the config of a run, how far it is, and its latest metrics."""
     from infra.home import resolve
@@ -83,9 +82,9 @@ def show(
 def verify(
     left: Annotated[str, typer.Argument(help="Id of a run.")],
     right: Annotated[str, typer.Argument(help="Id of another run.")],
-    home: _Home = None,
+    home: HomeOption = None,
     catalog: _Catalog = None,
-    json: _Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Check that two runs consumed the same sequence, or name the first step where they differ (exit code 1)."""
     from infra.home import resolve
@@ -102,7 +101,7 @@ def verify(
 
 @app.command()
 def record(
-    run: Annotated[str, typer.Argument(help="Id of the run.")], home: _Home = None, catalog: _Catalog = None
+    run: Annotated[str, typer.Argument(help="Id of the run.")], home: HomeOption = None, catalog: _Catalog = None
 ) -> None:
     """Write the rows of a run into the catalog again, from its files."""
     from catalog.rows.runs import finish_run

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infra.options import HomeOption, JsonOption
 from infra.output import print_facts, print_json
 
 if TYPE_CHECKING:
@@ -36,9 +37,9 @@ def train(
     run_id: Annotated[
         str | None, typer.Option(help="Id of the new run; default: made from recipe, arm, seed and time.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    json: JsonOption = False,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Option as a.b=v; repeat for more.")] = None,
-    home: Annotated[str | None, typer.Option(help="Folder or URL of datasets and runs [env GOODVIEWS_HOME].")] = None,
+    home: HomeOption = None,
     catalog: Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")] = None,
     address: Annotated[str | None, typer.Option(help="Ray cluster to join; default: start one here.")] = None,
     num_cpus: Annotated[int | None, typer.Option(help="CPUs of the Ray started here.")] = None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infra.options import HomeOption, JsonOption
 from infra.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -20,9 +21,7 @@ app = typer.Typer(
     help="Check the theorems on finite worlds, and LeJEPA beside them.",
 )
 
-_Home = Annotated[str | None, typer.Option(help="Folder or URL of datasets and runs [env GOODVIEWS_HOME].")]
 _Catalog = Annotated[str | None, typer.Option(help="SQLite path or postgres:... [env GOODVIEWS_CATALOG].")]
-_Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 @app.command()
@@ -33,8 +32,8 @@ def verify(
     steps: Annotated[int, typer.Option(help="Strengths of bad views below 1.")] = 40,
     seed: Annotated[int, typer.Option(help="Decides the worlds and their renderings.")] = 0,
     bandwidth: Annotated[float, typer.Option(help="Width of a scene; wider: a lower threshold.")] = 0.35,
-    json: _Json = False,
-    home: _Home = None,
+    json: JsonOption = False,
+    home: HomeOption = None,
     catalog: _Catalog = None,
 ) -> None:
     """Solve both arms on many worlds and record the worst case of each claim (exit code 1: one fails)."""
@@ -75,8 +74,8 @@ def bridge(
     steps: Annotated[int, typer.Option(help="Steps of a training.")] = 1200,
     batch: Annotated[int, typer.Option(help="Pairs in a step.")] = 1024,
     seed: Annotated[int, typer.Option(help="Seed of the grid that the world is taken from.")] = 0,
-    json: _Json = False,
-    home: _Home = None,
+    json: JsonOption = False,
+    home: HomeOption = None,
     catalog: _Catalog = None,
 ) -> None:
     """Train small networks with LeJEPA on one world and record how far they are from the closed form."""
@@ -120,7 +119,7 @@ def _print_bridge(series: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
 @app.command()
 def plot(
     out: Annotated[str | None, typer.Option(help="Folder of the plots [default: HOME/reports/theory].")] = None,
-    home: _Home = None,
+    home: HomeOption = None,
     catalog: _Catalog = None,
 ) -> None:
     """Draw the newest checks as PNG and SVG, like the report."""

@@ -1,1 +1,1 @@
-"""Training of text and image encoders on view tars. The commands of this stage are not built yet."""
+"""Training of text and image encoders on view tars."""

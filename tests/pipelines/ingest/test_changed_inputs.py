@@ -79,9 +79,16 @@ def texts(outcome: IngestOutcome) -> list[str]:
     return sorted(caption["text"] for scene in captions.to_pylist() for caption in scene)
 
 
+CASES = [
+    *itertools.product(FORMATS, WAYS, [0]),
+    # A Ray job takes a second, and its tasks read a file as those of one process do.
+    *(("parquet", way, 2) for way in WAYS),
+    ("csv", "exchange", 2),
+]
+
+
 @pytest.mark.parametrize("end", ["runs on", "is killed"])
-@pytest.mark.parametrize(("kind", "way"), list(itertools.product(FORMATS, WAYS)))
-@pytest.mark.parametrize("cpus", [0, 2])
+@pytest.mark.parametrize(("kind", "way", "cpus"), CASES)
 def test_a_rerun_after_the_input_was_restored_holds_the_original_texts_alone(
     tmp_path: Path, kind: str, way: str, end: str, cpus: int, request: pytest.FixtureRequest
 ) -> None:

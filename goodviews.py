@@ -102,9 +102,9 @@ _PACKAGES: Final = ("catalog", "indexing", "infra", "pipelines", "trainer")
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from infra.version import code_version
+        from infra.version import package_version
 
-        return code_version()
+        return package_version()
     if name not in _LAZY:
         raise AttributeError(f"module 'goodviews' has no attribute {name!r}. Its names are {', '.join(__all__)}.")
     found = getattr(importlib.import_module(_LAZY[name]), name)

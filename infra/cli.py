@@ -27,7 +27,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from infra.errors import EXIT_DONE, EXIT_INTERRUPTED, GoodviewsError, UsageError
-from infra.version import code_version
+from infra.version import package_version
 
 GROUP = "goodviews.commands"
 EXIT_PIPE_CLOSED = 128 + 13
@@ -142,7 +142,7 @@ app = typer.Typer(cls=_LazyGroup, add_completion=False, help=_ABOUT, context_set
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"goodviews {code_version()}")
+        typer.echo(f"goodviews {package_version()}")
         raise typer.Exit
 
 

@@ -136,11 +136,11 @@ def open(home: str | None = None, catalog: str | None = None) -> Workspace:
 
 
 class Workspace:
-    """An open HOME; made by `open`. It holds no connection and no lock, so it may be kept, pickled and shared by threads.
+    """An open HOME; made by `open`. It holds no connection and no lock: keep it, pickle it, share it between threads.
 
     The verbs take the options of the command of the same name (`goodviews ingest --help`), with `_` for `-`. `settings`
-    stands for `--set`: a mapping of dotted keys, such as {"plan.epochs": 2}. They print nothing; `progress=True` shows on
-    stderr what the command shows. They raise the errors of this module, such as `InputError`.
+    stands for `--set`: a mapping of dotted keys, such as {"plan.epochs": 2}. They print nothing; `progress=True` shows
+    on stderr what the command shows. They raise the errors of this module, such as `InputError`.
     """
 
     def __init__(self, home: Home) -> None:
@@ -154,8 +154,8 @@ class Workspace:
     def sql(self, query: str) -> Result:
         """The rows of one SELECT over the catalog, read-only like `goodviews catalog sql`.
 
-        Raises UsageError for anything but one SELECT and for a query that DuckDB cannot bind, InputError when HOME has no
-        catalog yet.
+        Raises UsageError for anything but one SELECT and for a query that DuckDB cannot bind, InputError when HOME has
+        no catalog yet.
 
         >>> import goodviews as gv
         >>> gv.open(home).sql("SELECT count(*) AS scenes FROM scenes").to_pylist()
@@ -186,7 +186,7 @@ class Workspace:
         return self.sql("SELECT * FROM leaderboard ORDER BY metric, dataset, version, split, right_name, place")
 
     def scenes(self, dataset: str, split: str = "train", *, version: str | None = None) -> Iterator[pa.RecordBatch]:
-        """The scenes of a split with their captions, as Arrow record batches, shard after shard; one batch is in memory.
+        """The scenes of a split with their captions, as Arrow record batches; one batch is in memory at a time.
 
         version: None takes the current one. Raises InputError for an unknown dataset, version or split.
 
@@ -245,8 +245,8 @@ class Workspace:
         """Turn a caption set into scenes, view tars and a committed dataset version.
 
         Returns the counts, the version and where its files are; `was_there` when the same version was committed before.
-        num_cpus: None starts Ray with all CPUs, 0 works in this process.
-        Raises InputError for bad inputs, RejectBudgetError over `max_reject_rate`, UsageError or ConfigError for options.
+        num_cpus: None starts Ray with all CPUs, 0 works in this process. Raises InputError for bad inputs,
+        RejectBudgetError over `max_reject_rate`, UsageError or ConfigError for options.
 
         >>> import goodviews as gv
         >>> done = gv.open(other_home).ingest("toyworld", settings={"source.scenes": 12}, num_cpus=0)
@@ -293,9 +293,9 @@ class Workspace:
         """Train a text encoder, or go on with a run (`resume`).
 
         recipe: flickr-33m, recap-109m, tiny-cpu, or a TOML file. views: "good", "bad" or the share of good samples.
-        num_workers: ranks on Ray; 0 is one rank in this process. Returns the run id, what was consumed, the last metrics
-        and the encoders; `embed(f"run:{run_id}", ...)` takes the last of them.
-        Raises UsageError or ConfigError for options, InputError for data, ConflictError for a run that is there already.
+        num_workers: ranks on Ray; 0 is one rank in this process. Returns the run id, what was consumed, the last
+        metrics and the encoders; `embed(f"run:{run_id}", ...)` takes the last of them. Raises UsageError or ConfigError
+        for options, InputError for data, ConflictError for a run that is there already.
 
         >>> import goodviews as gv
         >>> tiny = {"plan.epochs": 1, "plan.batch_global": 16, "plan.lanes": 4, "encoder.width": 32, "encoder.heads": 2}
@@ -349,9 +349,9 @@ class Workspace:
         """Embed captions, images or scenes of a split with a frozen encoder.
 
         model: a Hugging Face name, a folder, run:ID (also @untrained, @epoch-001, @best), or efficientnet-lite0.
-        dataset: `name` for the current version, or `name@version`. of: captions, images or scenes (mean of unit captions).
-        num_cpus: None starts Ray with all CPUs, 0 works in this process. Returns the name and id of the set, and counts.
-        Raises InputError for a model or dataset that is not there and over the budget of missing images.
+        dataset: `name` for the current version, or `name@version`. of: captions, images or scenes (mean of unit
+        captions). num_cpus: None starts Ray with all CPUs, 0 works in this process. Returns the name and id of the set,
+        and counts. Raises InputError for a model or dataset that is not there and over the budget of missing images.
 
         >>> import goodviews as gv
         >>> done = gv.open(home).embed("run:first", dataset="toyworld", split="train", of="scenes", num_cpus=0)
@@ -464,8 +464,8 @@ class Workspace:
     ) -> list[Score]:
         """Fit a map between two embedding sets and score what it retrieves on other scenes; recorded in the catalog.
 
-        Exactly one of `fit` (a split), `fit_pairs` and `fit_share` says where the fit pairs come from, or `apply` names a
-        saved map. Beside the map stand two controls, a random one and one fitted on shuffled pairs (`Score.map`).
+        Exactly one of `fit` (a split), `fit_pairs` and `fit_share` says where the fit pairs come from, or `apply` names
+        a saved map. Beside the map stand two controls, a random one and one fitted on shuffled pairs (`Score.map`).
         Raises InputError for sets that are not there or do not join, UsageError for options.
 
         >>> import goodviews as gv
@@ -593,9 +593,10 @@ class Workspace:
 class Score:
     """One number of `align`, `rotate` or `probe`, and what it must be read with.
 
-    low, high: ends of the 95 % bootstrap interval. chance: what says nothing scores. p_value, calibrated: against shuffled
-    items. ties: share of items whose list ends in a tie. left, right: what was compared; of a paired difference None, and
-    `difference` names the two systems. map, pairs, direction: of a fitted map. details: all else that `--json` prints.
+    low, high: ends of the 95 % bootstrap interval. chance: what says nothing scores. p_value, calibrated: against
+    shuffled items. ties: share of items whose list ends in a tie. left, right: what was compared; of a paired
+    difference None, and `difference` names the two systems. map, pairs, direction: of a fitted map. details: all else
+    that `--json` prints.
 
     >>> import goodviews as gv
     >>> gv.Score(metric="cka", value=0.5, n=100).low is None
@@ -626,8 +627,8 @@ class Score:
 class Result:
     """The rows of a query: a table of Arrow (`arrow`), and `df()` for pandas.
 
-    It has all attributes of `pyarrow.Table` (`num_rows`, `to_pylist`, ...) and its stream protocol, so polars.DataFrame,
-    pandas and DuckDB take it as it is.
+    It has all attributes of `pyarrow.Table` (`num_rows`, `to_pylist`, ...) and its stream protocol, so
+    polars.DataFrame, pandas and DuckDB take it as it is.
 
     >>> import goodviews as gv
     >>> rows = gv.open(home).sql("SELECT split, count(*) AS scenes FROM scenes GROUP BY split ORDER BY split")
@@ -703,8 +704,8 @@ def exact_knn(base: Table, *, k: int, queries: Table | None = None, exclude_self
 
     base (N, D), queries (M, D): None asks for the neighbours of the rows of `base` themselves, each without itself.
     exclude_self: whether row i is no neighbour of query i; None: only without queries. The answer does not depend on
-    threads, tiles or device. Zero rows have no neighbours and are nobody's; missing places hold -1 and NaN.
-    Raises InputError for rows that hold NaN or an infinity and for tables that do not fit together, UsageError for k < 1.
+    threads, tiles or device. Zero rows have no neighbours and are nobody's; missing places hold -1 and NaN. Raises
+    InputError for rows that hold NaN or an infinity and for tables that do not fit together, UsageError for k < 1.
 
     >>> import goodviews as gv, numpy as np
     >>> gv.exact_knn(np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), k=1).ids_MK.ravel().tolist()
@@ -735,9 +736,9 @@ def mutual_knn(x: Table, y: Table, *, k: int = 10) -> float:
 def cka(x: Table, y: Table, *, unbiased: bool = False) -> float:
     """Linear centred kernel alignment of the unit rows of two tables, 0 to 1; never forms an N x N matrix.
 
-    x (N, D), y (N, E). unbiased: the estimator of HSIC that is 0 on average for independent tables (and may be negative);
-    the biased one grows with D / N. Raises InputError for N < 4 or unequal N.
-    Sources: Kornblith et al. 2019, arXiv 1905.00414; Song et al. 2012.
+    x (N, D), y (N, E). unbiased: the estimator of HSIC that is 0 on average for independent tables (and may be
+    negative); the biased one grows with D / N. Raises InputError for N < 4 or unequal N. Sources: Kornblith et al.
+    2019, arXiv 1905.00414; Song et al. 2012.
 
     >>> import goodviews as gv, numpy as np
     >>> x = np.random.default_rng(0).normal(size=(200, 4))
@@ -786,10 +787,9 @@ def fit_rotation(x: Table, y: Table, *, centre: bool = True, unit: bool = False)
     """The rotation that brings the rows of x nearest to those of y: W = U V' of the thin SVD X'Y = U S V'.
 
     x (N, D), y (N, E); row i is one pair. `map_rows` of the result takes rows of the first space to unit rows of the
-    second, `target_rows` takes rows of the second to the unit rows that they are compared with. centre: take the mean of
-    the fit rows off both sides. unit: bring fit rows to length 1 after that.
-    Raises InputError for unequal or fewer than 2 rows and for values that are not finite.
-    Source: Schoenemann 1966.
+    second, `target_rows` takes rows of the second to the unit rows that they are compared with. centre: take the mean
+    of the fit rows off both sides. unit: bring fit rows to length 1 after that. Raises InputError for unequal or fewer
+    than 2 rows and for values that are not finite. Source: Schoenemann 1966.
 
     >>> import goodviews as gv, numpy as np
     >>> x = np.random.default_rng(0).normal(size=(100, 3))
@@ -814,9 +814,9 @@ def recall_at_k(
     """Share of the queries that find one of their right ones among the k highest cosines of the gallery, 0 to 1.
 
     queries (M, D), gallery (G, D). Labels (M,) and (G,): a query and a row of the gallery with equal labels belong
-    together; None: query i belongs to row i. Ties go against the query: a model that gives all rows the same score finds
-    nothing. Chance is k / G where each query has one right row.
-    Raises InputError for labels of another length and for a query without a right row.
+    together; None: query i belongs to row i. Ties go against the query: a model that gives all rows the same score
+    finds nothing. Chance is k / G where each query has one right row. Raises InputError for labels of another length
+    and for a query without a right row.
 
     >>> import goodviews as gv, numpy as np
     >>> x = np.random.default_rng(0).normal(size=(50, 8))
@@ -851,13 +851,12 @@ def calibrate(
     alpha: float = 0.05,
     seed: int = 0,
 ) -> Calibration:
-    """What a score is worth beside scores of shuffled items: p-value, threshold, calibrated value, mean of the shuffled.
+    """A score beside scores of shuffled items: p-value, threshold, calibrated value, mean of the shuffled.
 
     metric: a name (mutual_knn, cycle_knn, lcs_knn, edit_distance_knn, cka, unbiased_cka, cknna, svcca), for which
-    neighbours are searched once (k); or any function of two NumPy tables whose perfect value is 1.
-    x (N, D), y (N, E): the rows of y are shuffled. alpha: a score counts from the 1 - alpha quantile of the shuffled on.
-    Raises UsageError for an unknown metric and for too few permutations.
-    Source: Groeger, Wen and Brbic 2026, arXiv 2602.14486.
+    neighbours are searched once (k); or any function of two NumPy tables whose perfect value is 1. x (N, D), y (N, E):
+    the rows of y are shuffled. alpha: a score counts from the 1 - alpha quantile of the shuffled on. Raises UsageError
+    for an unknown metric and for too few permutations. Source: Groeger, Wen and Brbic 2026, arXiv 2602.14486.
 
     >>> import goodviews as gv, numpy as np
     >>> x = np.random.default_rng(0).normal(size=(100, 8))

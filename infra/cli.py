@@ -1,8 +1,8 @@
 """The command line root: `goodviews`, its lazy commands, logging, and the exit code of every ending.
 
-Owns: finding commands by the entry-point group `goodviews.commands` (other distributions may add theirs), their one-line
-help, log set-up, and turning errors into one sentence. Does not own: any command.
-Invariant: a command's module is imported when that command runs, and never for `--help`; so help needs no torch, no ray.
+Owns: finding commands by the entry-point group `goodviews.commands` (other distributions may add theirs), their
+one-line help, log set-up, and turning errors into one sentence. Does not own: any command. Invariant: a command's
+module is imported when that command runs, and never for `--help`; so help needs no torch, no ray.
 """
 
 from __future__ import annotations
@@ -103,7 +103,10 @@ def _load(entry: EntryPoint) -> typer.Typer:
         missing = (error.name or "").partition(".")[0]
         if error.name == entry.module or missing in ("", *_own_packages()):
             raise
-        message = f"`goodviews {entry.name}` needs the package {missing}, which is not installed. Run `pip install {missing}`."
+        message = (
+            f"`goodviews {entry.name}` needs the package {missing}, which is not installed. Run `pip install"
+            f" {missing}`."
+        )
         raise UsageError(message) from error
     return cast(typer.Typer, app)
 

@@ -50,15 +50,24 @@ def resolve(home: str | None = None, catalog: str | None = None) -> Home:
     named = catalog or os.environ.get("GOODVIEWS_CATALOG") or None
     if named is None:
         if storage.is_remote(url):
-            message = f"HOME {url} is not a local folder, so a SQLite catalog cannot live in it. Name a Postgres catalog, for example `--catalog 'postgres:dbname=goodviews host=db'`."
+            message = (
+                f"HOME {url} is not a local folder, so a SQLite catalog cannot live in it. Name a Postgres catalog, for"
+                " example `--catalog 'postgres:dbname=goodviews host=db'`."
+            )
             raise UsageError(message)
         return Home(url=url, catalog=os.path.join(url, "catalog.sqlite"))
     if named.startswith(("postgres:", "postgresql:")):
         return Home(url=url, catalog="postgres:" + named.split(":", 1)[1])
     if storage.is_remote(named):
-        message = f"The catalog {named.split('://', 1)[0]}://... is neither a SQLite path nor `postgres:...`. Name one of the two."
+        message = (
+            f"The catalog {named.split('://', 1)[0]}://... is neither a SQLite path nor `postgres:...`. Name one of the"
+            " two."
+        )
         raise UsageError(message)
     if storage.is_remote(url):
-        message = f"HOME {url} is shared but the catalog {named} is a SQLite file on one machine. Name a Postgres catalog, for example `--catalog 'postgres:dbname=goodviews host=db'`."
+        message = (
+            f"HOME {url} is shared but the catalog {named} is a SQLite file on one machine. Name a Postgres catalog,"
+            " for example `--catalog 'postgres:dbname=goodviews host=db'`."
+        )
         raise UsageError(message)
     return Home(url=url, catalog=storage.absolute(named))

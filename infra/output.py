@@ -11,7 +11,7 @@ from typing import Any
 
 
 def print_json(value: Any) -> None:
-    """Print dataclasses, mappings, sequences and plain values, indented by two blanks; numbers may be keys, NaN becomes null."""
+    """Print dataclasses, mappings, sequences and plain values as JSON; numbers may be keys, NaN becomes null."""
     import orjson
 
     options = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS

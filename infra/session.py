@@ -242,8 +242,8 @@ def _join(address: str) -> None:
     except (OSError, RayError, ValueError, RuntimeError, ImportError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         message = (
-            f"Cannot join the Ray cluster at {address}: {reason}. If it runs, most often the token is missing or wrong: "
-            "put it into RAY_AUTH_TOKEN, into the file named by RAY_AUTH_TOKEN_PATH, or into ~/.ray/auth_token."
+            f"Cannot join the Ray cluster at {address}: {reason}. If it runs, most often the token is missing or wrong:"
+            " put it into RAY_AUTH_TOKEN, into the file named by RAY_AUTH_TOKEN_PATH, or into ~/.ray/auth_token."
         )
         raise UsageError(message) from error
 

@@ -1,10 +1,11 @@
 """Unit rows and means of unit rows: one rule for what has no direction.
 
-Invariants: all sums are in float64; the power-of-two scaling of extreme rows is exact, so it never moves an ordinary row.
+Invariants: all sums are in float64; the power-of-two scaling of extreme rows is exact, so it never moves an ordinary
+row.
 
-A row of zeros stays zeros. A row that holds NaN or an infinity becomes NaN throughout, and so does every mean of it. A mean
-whose length is at most `VANISHING` is the zero vector: what rounding leaves of vectors that cancel has a direction without
-meaning. N rows, D dims, S groups.
+A row of zeros stays zeros. A row that holds NaN or an infinity becomes NaN throughout, and so does every mean of it. A
+mean whose length is at most `VANISHING` is the zero vector: what rounding leaves of vectors that cancel has a direction
+without meaning. N rows, D dims, S groups.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Table = npt.NDArray[Any]
 "Vectors of real numbers, one a row, in any dtype."
 
 VANISHING: Final = 1e-6
-"""Longest mean of unit rows that counts as zero: 17 roundings of float32 (2**-24), in which encoders compute their vectors."""
+"""Longest mean of unit rows that counts as zero: 17 roundings of float32 (2**-24), the type of most vectors."""
 BLOCK_ROWS: Final = 1 << 15
 "Rows that `mean_of_unit_rows` holds in float64 at once, unless one group is larger."
 _SAFE: Final = 1e140

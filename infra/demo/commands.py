@@ -89,10 +89,10 @@ def demo(
 
 
 _INTRODUCTION = (
-    "A [bold]scene[/bold] is one state of the world; its captions are [bold]observations[/bold] of it. Two captions of "
-    "one scene are a [green]good[/green] pair of views: they share what is true of the scene. Two crops of one caption "
-    "are a [red]bad[/red] pair: they also share its wording. Three text encoders are trained here, on good views, on bad "
-    "views, and on next tokens, and each is compared with an encoder of pictures that none of them has met."
+    "A [bold]scene[/bold] is one state of the world; its captions are [bold]observations[/bold] of it. Two captions of"
+    " one scene are a [green]good[/green] pair of views: they share what is true of the scene. Two crops of one caption"
+    " are a [red]bad[/red] pair: they also share its wording. Three text encoders are trained here, on good views, on"
+    " bad views, and on next tokens, and each is compared with an encoder of pictures that none of them has met."
 )
 
 
@@ -123,7 +123,10 @@ def _resumed(step: Step, known: dict[str, str]) -> Step:
         return step
     home = [*step.command[step.command.index("--home") :]]
     if status == "finished":
-        why = "An earlier demo in this folder has trained it, on the same world with the same settings. Shown is what it came to."
+        why = (
+            "An earlier demo in this folder has trained it, on the same world with the same settings. Shown is what it"
+            " came to."
+        )
         return replace(step, why=why, command=["runs", "show", step.run_id, *home])
     why = "An earlier demo in this folder was ended while it trained this one. It goes on from its newest checkpoint."
     return replace(step, why=why, command=["train", "--resume", step.run_id, *home])

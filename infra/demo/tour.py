@@ -1,7 +1,7 @@
 """The steps of the demo: command lines with a title and a reason each, from a toy world to a page.
 
-Invariants: every step is one line that can be typed by hand; the three arms differ in their arm and in nothing else; the
-name of a run holds a digest of all that decides it, so that a run found under a name has these settings.
+Invariants: every step is one line that can be typed by hand; the three arms differ in their arm and in nothing else;
+the name of a run holds a digest of all that decides it, so that a run found under a name has these settings.
 """
 
 from __future__ import annotations
@@ -66,9 +66,11 @@ def ingest_steps(config: DemoConfig) -> list[Step]:
     words += ["--scenes-per-shard", str(-(-config.scenes // SHARDS)), "--home", config.home]
     ingest = Step(
         title="Ingest the toy world",
-        why="A world with a known state is drawn and captioned by five of twelve writers, some of them careless. Its texts are "
-        "cleaned, grouped by scene, and written as parquet (for queries) and tars of good and bad views (for "
-        "training). Same parameters, same bytes: run it again and nothing is written twice.",
+        why=(
+            "A world with a known state is drawn and captioned by five of twelve writers, some of them careless. Its"
+            " texts are cleaned, grouped by scene, and written as parquet (for queries) and tars of good and bad views"
+            " (for training). Same parameters, same bytes: run it again and nothing is written twice."
+        ),
         command=[*words, "--num-cpus", str(config.num_cpus)],
     )
     return [
@@ -76,7 +78,8 @@ def ingest_steps(config: DemoConfig) -> list[Step]:
         _ask(
             config,
             "One scene",
-            "The group that good views draw from: they share what is true. A bad view draws from one of these lines alone, and its writer's habits come along.",
+            "The group that good views draw from: they share what is true. A bad view draws from one of these lines"
+            " alone, and its writer's habits come along.",
             "SELECT scene_key, index, text FROM captions "
             "WHERE scene_key = (SELECT min(scene_key) FROM scenes WHERE split = 'train') ORDER BY index",
         ),
@@ -129,9 +132,14 @@ def _ask(config: DemoConfig, title: str, why: str, query: str) -> Step:
 
 
 _ARM_WORDS: Final = {
-    "good": "Each view of a sample draws its own caption of the scene, then a part of it. What two views share is the scene.",
+    "good": (
+        "Each view of a sample draws its own caption of the scene, then a part of it. What two views share is the"
+        " scene."
+    ),
     "bad": "All views of a sample are parts of one caption. They share the scene, and the writer's wording too.",
-    "next-token": "The same encoder, told to guess the next word of one caption: a bad view as well, by the paper's account.",
+    "next-token": (
+        "The same encoder, told to guess the next word of one caption: a bad view as well, by the paper's account."
+    ),
 }
 
 
@@ -154,14 +162,17 @@ def _embed(config: DemoConfig, title: str, why: str, models: Sequence[str], of: 
 
 def _embed_pictures(config: DemoConfig) -> Step:
     why = (
-        "EfficientNet-Lite0 was trained on photographs by other people, has never read a word, and is not trained here. "
-        "Meanwhile the trainings of the next steps begin in the background."
+        "EfficientNet-Lite0 was trained on photographs by other people, has never read a word, and is not trained here."
+        " Meanwhile the trainings of the next steps begin in the background."
     )
     return _embed(config, "Embed the pictures", why, [PICTURE_MODEL], "images")
 
 
 def _embed_texts(config: DemoConfig, name: str) -> Step:
-    why = "Captions of scenes that no training has seen, each as one vector: by the encoder before training, after one epoch, at the end."
+    why = (
+        "Captions of scenes that no training has seen, each as one vector: by the encoder before training, after one"
+        " epoch, at the end."
+    )
     return _embed(
         config,
         f"Embed the captions: {name}",
@@ -174,8 +185,10 @@ def _embed_texts(config: DemoConfig, name: str) -> Step:
 def _align(config: DemoConfig, name: str) -> Step:
     return Step(
         title=f"Align: {name}",
-        why="Do captions and pictures of the same scenes have the same neighbours? One caption a scene is taken, drawn by hash: the mean over five "
-        "writers would take their habits out for every encoder.",
+        why=(
+            "Do captions and pictures of the same scenes have the same neighbours? One caption a scene is taken, drawn"
+            " by hash: the mean over five writers would take their habits out for every encoder."
+        ),
         command=["align", _texts(name), _pictures(), *ONE_CAPTION, "--home", config.home],
     )
 
@@ -184,8 +197,10 @@ def _rotate(config: DemoConfig, name: str) -> Step:
     half = ["--fit-share", "0.5", "--splits", "5", "--curve", _curve(config)]
     return Step(
         title=f"Rotate: {name}",
-        why="A rotation is fitted on pairs of half of the scenes and has to find the partners of the other half. A random one and one fitted on "
-        "shuffled pairs show what chance finds.",
+        why=(
+            "A rotation is fitted on pairs of half of the scenes and has to find the partners of the other half. A"
+            " random one and one fitted on shuffled pairs show what chance finds."
+        ),
         command=["rotate", _texts(name), _pictures(), *half, *ONE_CAPTION, "--home", config.home],
     )
 
@@ -208,8 +223,10 @@ def _probe(config: DemoConfig, name: str) -> Step:
 def _theory(config: DemoConfig) -> Step:
     return Step(
         title="Check the theorems",
-        why="On worlds of 30 states everything can be computed: encoders of good views must be one rotation apart, those of bad views lose "
-        "what the wording takes.",
+        why=(
+            "On worlds of 30 states everything can be computed: encoders of good views must be one rotation apart,"
+            " those of bad views lose what the wording takes."
+        ),
         command=["theory", "verify", "--worlds", str(THEORY_WORLDS), "--home", config.home],
     )
 
@@ -229,16 +246,15 @@ def _verdict(config: DemoConfig, version: str) -> Step:
         f"WHERE a.metric = 'mutual_knn' AND r.run_id LIKE '{prefix}-%'"
     )
     query = (
-        "SELECT encoder, seeds, round(score, 4) AS mutual_knn, round(low, 4) AS low, round(high, 4) AS high FROM ("
-        "SELECT r.config ->> 'arm' AS encoder, count(*) AS seeds, avg(value) AS score, min(low) AS low, max(high) AS high "
-        f"{scored} GROUP BY 1 "
-        f"UNION ALL SELECT 'untrained', count(*), avg(untrained_value), NULL, NULL {scored} "
-        f"UNION ALL SELECT 'chance', NULL, avg(chance), NULL, NULL {scored}) ORDER BY score DESC"
+        "SELECT encoder, seeds, round(score, 4) AS mutual_knn, round(low, 4) AS low, round(high, 4) AS high FROM"
+        " (SELECT r.config ->> 'arm' AS encoder, count(*) AS seeds, avg(value) AS score, min(low) AS low, max(high) AS"
+        f" high {scored} GROUP BY 1 UNION ALL SELECT 'untrained', count(*), avg(untrained_value), NULL, NULL {scored}"
+        f" UNION ALL SELECT 'chance', NULL, avg(chance), NULL, NULL {scored}) ORDER BY score DESC"
     )
     return _ask(
         config,
         "The verdict",
-        "Share of ten neighbours that captions and pictures have in common, mean over seeds; low and high are the ends of all 95 % intervals. "
-        "Untrained encoders are not nothing: they average the words that they read.",
+        "Share of ten neighbours that captions and pictures have in common, mean over seeds; low and high are the ends"
+        " of all 95 % intervals. Untrained encoders are not nothing: they average the words that they read.",
         query,
     )

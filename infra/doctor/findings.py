@@ -1,9 +1,9 @@
 """Checks of a machine: run apart from one another, each of them a line or a few with what to do.
 
-Owns: what a check is, finding them by the entry-point group `goodviews.checks`, running them, and keeping secrets out of what
-they say. Does not own: any check (`infra.doctor.machine`, `catalog.checks`, `indexing.checks`; other distributions may add theirs).
-Invariants: each check runs in a process of its own with a limit of time, so one that crashes, hangs or raises is a line and
-never the end; a check leaves nothing behind.
+Owns: what a check is, finding them by the entry-point group `goodviews.checks`, running them, and keeping secrets out
+of what they say. Does not own: any check (`infra.doctor.machine`, `catalog.checks`, `indexing.checks`; other
+distributions may add theirs). Invariants: each check runs in a process of its own with a limit of time, so one that
+crashes, hangs or raises is a line and never the end; a check leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def broken(check: str, found: str, advice: str) -> Finding:
 
 
 def examine(circumstances: Circumstances, *, only: Sequence[str] = (), timeout_s: float = TIMEOUT_S) -> list[Finding]:
-    """The findings of all checks, or of those named, in the order of their names. Raises UsageError for an unknown name."""
+    """The findings of all checks or of those named, by name. Raises UsageError for an unknown name."""
     known = {entry.name: entry for entry in entry_points(group=GROUP)}
     for name in only:
         if name not in known:
@@ -84,7 +84,7 @@ def examine(circumstances: Circumstances, *, only: Sequence[str] = (), timeout_s
 
 
 def _examine_apart(entry: EntryPoint, circumstances: Circumstances, timeout_s: float) -> list[Finding]:
-    """Run one check in a process of its own. What it is told goes through a pipe, since others can read command lines."""
+    """Run one check in its own process. Its input goes through a pipe, since other users can read command lines."""
     home = circumstances.home
     told = {"home": home and {"url": home.url, "catalog": home.catalog}, "with_ray": circumstances.with_ray}
     # -P: a folder `catalog` where the user stands must not hide ours.
@@ -94,7 +94,10 @@ def _examine_apart(entry: EntryPoint, circumstances: Circumstances, timeout_s: f
             command, input=json.dumps(told), capture_output=True, text=True, check=False, timeout=timeout_s
         )
     except subprocess.TimeoutExpired:
-        advice = "Something it asks hangs, most often a store or a network file system that does not answer. Mend that and ask again."
+        advice = (
+            "Something it asks hangs, most often a store or a network file system that does not answer. Mend that and"
+            " ask again."
+        )
         return [broken(entry.name, f"the check did not end within {timeout_s:g} s", advice)]
     last = (done.stdout.splitlines() or [""])[-1]
     if done.returncode == 0 and last.startswith("["):

@@ -1,10 +1,10 @@
-"""Measure this project on a GPU machine: agreement with the CPU, exact neighbours, speed, a training as long as it is given.
+"""Measure a GPU machine: agreement with the CPU, exact neighbours, speed, a training.
 
     .venv/bin/python -m infra.gpu.measure --home HOME --minutes 30 --out DIR
 
-Owns: the order of the measurements and their page. Does not own: any measurement; each is a command of goodviews or a script
-of tests/bench, run as a process, so a crash of one is a line of the page and not its end. Invariant: what is printed was measured in
-this run; DIR/measurements.json holds all of it.
+Owns: the order of the measurements and their page. Does not own: any measurement; each is a command of goodviews or a
+script of tests/bench, run as a process, so a crash of one is a line of the page and not its end. Invariant: what is
+printed was measured in this run; DIR/measurements.json holds all of it.
 
 `--rehearse` runs the same steps on a CPU with tiny sizes, to see that they work before a GPU is paid for. Without a
 dataset of that name in HOME, the toy world is ingested: speeds do not depend on what the captions say.
@@ -96,7 +96,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def machine(work: Measurements) -> dict[str, Any]:
     """What this ran on."""
-    code = "import json,torch; print(json.dumps({'torch': torch.__version__, 'cuda': torch.version.cuda, 'gpus': [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]}))"
+    code = (
+        "import json,torch; print(json.dumps({'torch': torch.__version__, 'cuda': torch.version.cuda, 'gpus':"
+        " [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]}))"
+    )
     found = json.loads(_run([sys.executable, "-c", code]).splitlines()[-1])
     if not found["gpus"] and not work.is_rehearsal:
         raise ValueError("torch sees no GPU here. Install a CUDA build of torch, or rehearse with --rehearse.")
@@ -132,7 +135,7 @@ def compiled(work: Measurements) -> dict[str, Any]:
 
 
 def training(work: Measurements) -> dict[str, Any]:
-    """Good, bad and next-token arms, each for a third of the minutes: as many epochs as fit by the speed just measured."""
+    """The good, bad and next-token arms, a third of the minutes each, in epochs by the speed just measured."""
     if work.minutes <= 0:
         return {"left_out": "--minutes 0"}
     pace = work.found.get("speed", {})

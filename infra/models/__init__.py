@@ -1,1 +1,1 @@
-"""Frozen models: which files a name stands for, what is known of them, and how they turn texts and pictures into vectors."""
+"""Frozen models: the files of a name, their facts, and the vectors that they give."""

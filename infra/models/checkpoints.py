@@ -1,8 +1,9 @@
 """Checkpoints of a run's encoder: their names, folders and labels.
 
-A run exports its encoder before training, after the first epoch, at its best validation loss and at the end. A checkpoint
-has a suffix in model names (`run:ID@untrained`) and a folder below the run (`encoder-untrained`); the last one has no
-suffix and is None here. The files that a killed training goes on from are another thing: see `trainer.run.checkpoint`.
+A run exports its encoder before training, after the first epoch, at its best validation loss and at the end. A
+checkpoint has a suffix in model names (`run:ID@untrained`) and a folder below the run (`encoder-untrained`); the last
+one has no suffix and is None here. The files that a killed training goes on from are another thing: see
+`trainer.run.checkpoint`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Frozen encoders: load a model of `infra.models.registry` and turn texts or pictures into vectors, layer by layer.
 
-Owns: batches, preprocessing, hidden states and how they are pooled; the only importer of torch and transformers in infra. Does not
-own: names and files (`infra.models.registry`), which layers and poolings a model has (`infra.models.facts`), nor what is embedded
-and where vectors go.
-Invariants: a text never meets padding, because a batch holds texts of one length only; the composition of batches depends
-on the texts and the token budget alone, and on a CPU one thread computes, so a rerun gives the same bits.
+Owns: batches, preprocessing, hidden states and how they are pooled; the only importer of torch and transformers in
+infra. Does not own: names and files (`infra.models.registry`), which layers and poolings a model has
+(`infra.models.facts`), nor what is embedded and where vectors go. Invariants: a text never meets padding, because a
+batch holds texts of one length only; the composition of batches depends on the texts and the token budget alone, and on
+a CPU one thread computes, so a rerun gives the same bits.
 
 Layers: see `infra.models.facts`; the last one is behind the final norm, as the model itself gives it.
 Padding: platonic-rep pads on the left and masks; with the right positions and mask that is what no padding gives.
@@ -57,9 +57,9 @@ class Counted:
 def describe(model: Model, *, modality: str, layers: str = "last", pooling: str | None = None) -> Facts:
     """The facts of a model from its config. layers: `last`, `all` or numbers such as `0,6,12`.
 
-    pooling: mean, cls, last (token); None: what the folder records, else the custom of its kind (CLIP text: last, which is
-    its end token; other texts: mean; pictures: cls, where the model has such a token). Raises InputError for a model that
-    does not read `modality` or has no layers of tokens, UsageError for a layer or pooling that it has not.
+    pooling: mean, cls, last (token); None: what the folder records, else the custom of its kind (CLIP text: last, which
+    is its end token; other texts: mean; pictures: cls, where the model has such a token). Raises InputError for a model
+    that does not read `modality` or has no layers of tokens, UsageError for a layer or pooling that it has not.
     """
     choice = Choice(modality=modality, layers=layers, pooling=pooling)
     if model.kind == EFFICIENTNET:
@@ -92,8 +92,8 @@ class TextEncoder:
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text with special tokens, cut at `max_length`.
 
-        Raises InputError for a text without tokens, for ids that the model has not, and when most words are unknown: then
-        the tokenizer belongs to another model.
+        Raises InputError for a text without tokens, for ids that the model has not, and when most words are unknown:
+        then the tokenizer belongs to another model.
         """
         given = [text.lower() for text in texts] if self._lower else list(texts)
         if not given:
@@ -114,13 +114,19 @@ class TextEncoder:
             message = f"The text {empty[0]!r} has no token for {self._name}, so it has no vector. Leave it out."
             raise InputError(message)
         if flat.max(initial=0) >= self._words:
-            message = f"The tokenizer of {self._name} gives the id {flat.max()}, but the model knows {self._words:,} words. It belongs to another model."
+            message = (
+                f"The tokenizer of {self._name} gives the id {flat.max()}, but the model knows {self._words:,} words."
+                " It belongs to another model."
+            )
             raise InputError(message)
         # Tokenizers without such a word say None, which equals no id.
         unknown = int(np.count_nonzero(np.equal(flat, self._tokenizer.unk_token_id)))
         words = len(flat) - len(ids) * self._tokenizer.num_special_tokens_to_add()
         if unknown > MOST_UNKNOWN * max(words, 1):
-            message = f"{unknown:,} of {words:,} words are unknown to the tokenizer of {self._name}, so the vectors would say nothing of the texts. Its vocabulary is broken or of another language."
+            message = (
+                f"{unknown:,} of {words:,} words are unknown to the tokenizer of {self._name}, so the vectors would say"
+                " nothing of the texts. Its vocabulary is broken or of another language."
+            )
             raise InputError(message)
         self.counted.unknown += unknown
 
@@ -224,7 +230,10 @@ def _config(folder: str, model: Model) -> Any:
         message = f"transformers {transformers.__version__} cannot read the config of {model.label}: {reason}."
         raise InputError(message) from error
     if getattr(config, "is_encoder_decoder", False):
-        message = f"The model {model.label} has an encoder and a decoder, and no one hidden state is the text's. Name an encoder or a language model."
+        message = (
+            f"The model {model.label} has an encoder and a decoder, and no one hidden state is the text's. Name an"
+            " encoder or a language model."
+        )
         raise InputError(message)
     return config
 
@@ -242,7 +251,10 @@ def _load(folder: str, model: Model, facts: Facts, device: str) -> Any:
     config = _config(folder, model)
     name = PARTS.get(config.model_type, {}).get(facts.modality)
     if name is None and type(config) not in transformers.MODEL_MAPPING:
-        message = f"transformers {transformers.__version__} has no bare model for {model.label} ({config.model_type}), so it gives no hidden states. Name another model."
+        message = (
+            f"transformers {transformers.__version__} has no bare model for {model.label} ({config.model_type}), so it"
+            " gives no hidden states. Name another model."
+        )
         raise InputError(message)
     kind: Any = getattr(transformers, name) if name else transformers.MODEL_MAPPING[type(config)]
     options = {"dtype": getattr(torch, facts.compute), "local_files_only": True, "use_safetensors": True}
@@ -253,7 +265,10 @@ def _load(folder: str, model: Model, facts: Facts, device: str) -> Any:
         loaded, report = kind.from_pretrained(folder, output_loading_info=True, **options)
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
-        message = f"The files of {model.label} lack {len(missing)} weights of {kind.__name__}, first {missing[0]}; they would be random. Get the whole model."
+        message = (
+            f"The files of {model.label} lack {len(missing)} weights of {kind.__name__}, first {missing[0]}; they would"
+            " be random. Get the whole model."
+        )
         raise InputError(message)
     if getattr(loaded.config, "is_decoder", False) != getattr(config, "is_decoder", False):
         message = f"transformers changed is_decoder of {model.label} while loading it, so its mask is another one."
@@ -298,7 +313,10 @@ def _check_direction(model: Any, words: int, device: str) -> None:
             model(input_ids=i, attention_mask=torch.ones_like(i)).last_hidden_state[0, :-1] for i in (ids, other)
         )
     if not torch.equal(one, two):
-        message = "The encoder was trained with a causal mask, but as loaded here it sees later tokens: its vectors would be those of another model. This transformers release treats is_decoder in another way; use the pinned one."
+        message = (
+            "The encoder was trained with a causal mask, but as loaded here it sees later tokens: its vectors would be"
+            " those of another model. This transformers release treats is_decoder in another way; use the pinned one."
+        )
         raise IntegrityError(message)
 
 
@@ -336,7 +354,11 @@ def _pooled(output: Any, facts: Facts) -> Vectors:
         hidden[facts.blocks] = output.last_hidden_state
     for n, hidden_BTD in hidden.items():
         if hidden_BTD.ndim != 3 or hidden_BTD.shape[2] != facts.dims:
-            message = f"Layer {n} of the model has the shape {tuple(hidden_BTD.shape)}; wanted are tokens of {facts.dims} dims, as its config says. A model whose layers differ in width can be embedded by its last one only, if at all."
+            message = (
+                f"Layer {n} of the model has the shape {tuple(hidden_BTD.shape)}; wanted are tokens of {facts.dims}"
+                " dims, as its config says. A model whose layers differ in width can be embedded by its last one only,"
+                " if at all."
+            )
             raise InputError(message)
     return {n: _array(_pool(hidden_BTD, facts.pooling)) for n, hidden_BTD in hidden.items()}
 

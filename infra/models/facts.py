@@ -1,12 +1,13 @@
-"""What decides a model's vectors beside its files: layers, dims, pooling, length; and which models cannot be embedded with.
+"""What decides a model's vectors beside its files: layers, dims, pooling, length.
 
-Owns: the facts of a model as its config tells them, and the refusals that need no weights. Does not own: reading the config and
-running the model (`infra.models.encoders`); imports neither torch nor transformers.
-Invariant: a model whose vectors would say nothing of the text or picture is refused here, before anything is loaded.
+Owns: the facts of a model as its config tells them, and the refusals that need no weights. Does not own: reading the
+config and running the model (`infra.models.encoders`); imports neither torch nor transformers. Invariant: a model whose
+vectors would say nothing of the text or picture is refused here, before anything is loaded.
 
-Layers: n < L is the n-th hidden state (0: what the first block reads); L, the last, is the model's own output, behind the
-final norm where it has one (GPT, Llama, CLIP, ViT, DINO), which the L-th hidden state of `output_hidden_states` may not be.
-The first token of layer 0 is the same vector for every text or picture, so there is no layer 0 under the pooling cls.
+Layers: n < L is the n-th hidden state (0: what the first block reads); L, the last, is the model's own output, behind
+the final norm where it has one (GPT, Llama, CLIP, ViT, DINO), which the L-th hidden state of `output_hidden_states` may
+not be. The first token of layer 0 is the same vector for every text or picture, so there is no layer 0 under the
+pooling cls.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ CLS_PICTURES: Final = frozenset(
 class Facts:
     """What decides a model's vectors beside its files; known without its weights.
 
-    modality: text or image. layers: the chosen ones, ascending. blocks: L. max_length: tokens after which a text is cut,
-    special ones included. compute: dtype of the forward pass.
+    modality: text or image. layers: the chosen ones, ascending. blocks: L. max_length: tokens after which a text is
+    cut, special ones included. compute: dtype of the forward pass.
     """
 
     modality: str
@@ -87,11 +88,14 @@ def transformer_facts(model: Model, folder: str, config: Any, choice: Choice, *,
 
 
 def efficientnet_facts(model: Model, choice: Choice) -> Facts:
-    """The facts of EfficientNet-Lite0, which has no config. Raises InputError for texts, UsageError for a token to pool."""
+    """The facts of EfficientNet-Lite0, which has no config. Raises InputError for texts, UsageError for a pooled token."""
     if choice.modality != "image":
         raise InputError(f"The model {model.label} reads pictures, but captions are to be embedded. Use --of images.")
     if choice.pooling not in (None, "mean"):
-        message = f"The model {model.label} has no tokens to take by --pool {choice.pooling}; its one vector is the mean over places. Leave --pool out."
+        message = (
+            f"The model {model.label} has no tokens to take by --pool {choice.pooling}; its one vector is the mean over"
+            " places. Leave --pool out."
+        )
         raise UsageError(message)
     return Facts(
         modality="image",
@@ -112,7 +116,10 @@ def meaning_of_layers(facts: Facts) -> str:
         if facts.pooling == "cls"
         else "0: what the first block reads"
     )
-    return f"n < {facts.blocks}: hidden state n ({first}); {facts.blocks}: the output of the model, behind its final norm where it has one"
+    return (
+        f"n < {facts.blocks}: hidden state n ({first}); {facts.blocks}: the output of the model, behind its final norm"
+        " where it has one"
+    )
 
 
 def _check_modality(model: Model, folder: str, config: Any, modality: str) -> None:
@@ -120,14 +127,24 @@ def _check_modality(model: Model, folder: str, config: Any, modality: str) -> No
     reads_images = processors[0] is not None or "image_processor" in (processors[1] or {})
     reads_texts = not reads_images or config.model_type in PARTS
     if modality == "image" and not reads_images:
-        message = f"The model {model.label} reads texts (it has no preprocessor_config.json), but pictures are to be embedded. Name an image encoder, or --of captions."
+        message = (
+            f"The model {model.label} reads texts (it has no preprocessor_config.json), but pictures are to be"
+            " embedded. Name an image encoder, or --of captions."
+        )
         raise InputError(message)
     has_towers = all(getattr(config, name, None) is not None for name in ("text_config", "vision_config"))
     if has_towers and config.model_type not in PARTS:
-        message = f"The model {model.label} is a {config.model_type} of a text and a picture tower, and how one of them alone is run is known for {', '.join(PARTS)} only. Name another model, or import its vectors with `goodviews embed import`."
+        message = (
+            f"The model {model.label} is a {config.model_type} of a text and a picture tower, and how one of them alone"
+            f" is run is known for {', '.join(PARTS)} only. Name another model, or import its vectors with `goodviews"
+            " embed import`."
+        )
         raise InputError(message)
     if modality == "text" and not reads_texts:
-        message = f"The model {model.label} reads pictures, but captions are to be embedded. Name a text encoder, or --of images."
+        message = (
+            f"The model {model.label} reads pictures, but captions are to be embedded. Name a text encoder, or --of"
+            " images."
+        )
         raise InputError(message)
 
 
@@ -136,10 +153,18 @@ def _part(model: Model, config: Any, modality: str) -> Any:
     part = getattr(config, "text_config" if modality == "text" else "vision_config", None) or config
     absent = [name for name in ("num_hidden_layers", "hidden_size") if not isinstance(getattr(part, name, None), int)]
     if absent:
-        message = f"The config of {model.label} ({config.model_type}) has no {' and no '.join(absent)}, so it is no stack of blocks over tokens, and neither layers nor pooling mean anything for it. Name a transformer such as DINOv2 or ViT, or import vectors with `goodviews embed import`."
+        message = (
+            f"The config of {model.label} ({config.model_type}) has no {' and no '.join(absent)}, so it is no stack of"
+            " blocks over tokens, and neither layers nor pooling mean anything for it. Name a transformer such as"
+            " DINOv2 or ViT, or import vectors with `goodviews embed import`."
+        )
         raise InputError(message)
     if getattr(part, "mask_ratio", None):
-        message = f"The model {model.label} ({config.model_type}) hides a share of {part.mask_ratio} of each picture at random, so its vectors differ from run to run. Name another model, or set mask_ratio to 0 in its config.json."
+        message = (
+            f"The model {model.label} ({config.model_type}) hides a share of {part.mask_ratio} of each picture at"
+            " random, so its vectors differ from run to run. Name another model, or set mask_ratio to 0 in its"
+            " config.json."
+        )
         raise InputError(message)
     return part
 
@@ -149,14 +174,23 @@ def _default_pooling(model: Model, folder: str, config: Any, modality: str) -> s
         return recorded_pooling(folder) or ("last" if config.model_type.startswith("clip") else "mean")
     if config.model_type in CLS_PICTURES:
         return "cls"
-    message = f"Which vector of {model.label} ({config.model_type}) stands for a picture is not known: it has no token for that. Take the mean over its patches with --pool mean, if that is what you want."
+    message = (
+        f"Which vector of {model.label} ({config.model_type}) stands for a picture is not known: it has no token for"
+        " that. Take the mean over its patches with --pool mean, if that is what you want."
+    )
     raise UsageError(message)
 
 
 def _check_first_token(model: Model, config: Any, modality: str, *, is_causal: bool) -> None:
     if is_causal:
-        message = f"The model {model.label} is causal, so its first token has seen nothing of the text and every vector would be the same. Use --pool mean or last."
+        message = (
+            f"The model {model.label} is causal, so its first token has seen nothing of the text and every vector would"
+            " be the same. Use --pool mean or last."
+        )
         raise UsageError(message)
     if modality == "image" and config.model_type not in CLS_PICTURES:
-        message = f"The first token of {model.label} ({config.model_type}) is not known to stand for the picture; it may be a patch in the corner. Use --pool mean."
+        message = (
+            f"The first token of {model.label} ({config.model_type}) is not known to stand for the picture; it may be a"
+            " patch in the corner. Use --pool mean."
+        )
         raise UsageError(message)

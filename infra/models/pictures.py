@@ -1,7 +1,7 @@
 """Pictures as encoders want them: decoded, and resized for the one model that brings no processor of its own.
 
-Owns: decoding bytes, the preprocessing of EfficientNet-Lite0. Does not own: the processors of transformers (`infra.models.encoders`).
-Invariant: a picture that cannot be read whole is an InputError, never a grey square.
+Owns: decoding bytes, the preprocessing of EfficientNet-Lite0. Does not own: the processors of transformers
+(`infra.models.encoders`). Invariant: a picture that cannot be read whole is an InputError, never a grey square.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EFFICIENTNET_PREPROCESSING: Final = "shorter side to 256 px, bicubic; centre 224
 
 
 def decode(data: bytes) -> Image.Image:
-    """The picture in RGB, of its first frame. Raises InputError when the bytes are no whole picture that Pillow reads."""
+    """The first frame in RGB. Raises InputError when the bytes are no whole picture that Pillow reads."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             return image.convert("RGB")
@@ -30,8 +30,8 @@ def decode(data: bytes) -> Image.Image:
 def efficientnet_pixels(image: Image.Image) -> NDArray[np.float32]:
     """(3, 224, 224), the preprocessing that the weights were trained with.
 
-    Found by comparing with features made elsewhere: this one gives cosine 1.000, a stretched square .85, a crop without the
-    margin of 32 px .93.
+    Found by comparing with features made elsewhere: this one gives cosine 1.000, a stretched square .85, a crop without
+    the margin of 32 px .93.
     """
     width, height = image.size
     scale = 256 / min(width, height)

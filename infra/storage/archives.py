@@ -1,8 +1,9 @@
 """Files inside zip archives, as if they lay beside them.
 
-Owns: the URL of a member (`zip://MEMBER::ARCHIVE`, as fsspec chains them), what an archive holds, and reading a member. Does not
-own: opening the archive itself (`storage`). Invariant: nothing is ever unpacked to disk, so no member can leave its place; a damaged
-archive, a wrong checksum or an encrypted member is an InputError at the read that meets it, never short data.
+Owns: the URL of a member (`zip://MEMBER::ARCHIVE`, as fsspec chains them), what an archive holds, and reading a member.
+Does not own: opening the archive itself (`storage`). Invariant: nothing is ever unpacked to disk, so no member can
+leave its place; a damaged archive, a wrong checksum or an encrypted member is an InputError at the read that meets it,
+never short data.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def archive_of(url: str) -> str:
 
 
 def directory(file: IO[bytes], archive: str) -> dict[str, zipfile.ZipInfo]:
-    """Member name -> its entry, of an opened archive. Raises InputError for one that is damaged or names a file twice."""
+    """Member name -> entry of an opened archive. Raises InputError when it is damaged or names a file twice."""
     found: dict[str, zipfile.ZipInfo] = {}
     for info in _opened(lambda: zipfile.ZipFile(file), archive).infolist():
         if info.is_dir():
@@ -73,7 +74,7 @@ def open_member(file: IO[bytes], entries: Mapping[str, zipfile.ZipInfo], url: st
 
 
 class _Known(zipfile.ZipFile):
-    """An archive whose directory was read before: parsing it for each of its members costs the square of their number."""
+    """An archive with its directory read once: parsing it for each member costs the square of their number."""
 
     def __init__(self, file: IO[bytes], entries: Mapping[str, zipfile.ZipInfo]) -> None:
         self._entries = entries

@@ -216,7 +216,7 @@ def list_files(url: str) -> list[str]:
 
 
 def _walk(root: str) -> Iterator[str]:
-    """Files below a local folder, through links to folders too; a folder that links to one above itself is entered once."""
+    """Files below a local folder, through links to folders too; a link to a folder above is entered once."""
     seen = {os.path.realpath(root)}
     for folder, folders, names in os.walk(root, followlinks=True):
         for name in list(folders):
@@ -364,7 +364,7 @@ def _upload(fs: fsspec.AbstractFileSystem, path: str, parts: Iterable[Buffer]) -
 
 
 def _abandon(file: Any) -> None:
-    """Give an upload up. Closing it, as Python does when it collects an open file, would publish the half that went out."""
+    """Abort an upload. Closing it, as Python does when it collects an open file, would publish a half of it."""
     if not isinstance(file, AbstractBufferedFile):
         return
     # Before `discard`, which fails too while the store does not answer; `uploads.unfinished` finds what then stays.

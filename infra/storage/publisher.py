@@ -27,7 +27,7 @@ class Publisher:
         self._pending: dict[str, Future[FileRecord]] = {}
 
     def submit(self, name: str, url: str, parts: Buffer | Iterable[Buffer]) -> None:
-        """Publish `parts` under `url` in the background and remember it as `name`. Raises ValueError for a name twice."""
+        """Publish `parts` at `url` in the background, under `name`. Raises ValueError for a name that is taken."""
         if name in self._pending:
             raise ValueError(f"{name!r} was submitted before; its record would be lost")
         self._slots.acquire()

@@ -1,7 +1,8 @@
 """Errors of disks and stores as one sentence each, which names the file and the way out.
 
-Owns: which error of ours an operating system's or a client's becomes. Does not own: any file (`storage`).
-Invariant: what may pass on its own is a TransientStorageError, so that tasks try again; nothing that a client raises is let out raw.
+Owns: which error of ours an operating system's or a client's becomes. Does not own: any file (`storage`). Invariant:
+what may pass on its own is a TransientStorageError, so that tasks try again; nothing that a client raises is let out
+raw.
 """
 
 from __future__ import annotations
@@ -19,23 +20,30 @@ _STORE_CLIENTS: Final = frozenset({"aiobotocore", "aiohttp", "azure", "botocore"
 
 @contextlib.contextmanager
 def sentence(action: str, url: str) -> Iterator[None]:
-    """Turn errors of the block into one sentence. action: read, publish or remove; a file that is gone already may be removed."""
+    """Turn errors of the block into one sentence. action: read, publish or remove (no error if it is gone)."""
     try:
         yield
     except FileNotFoundError as error:
         if action == "read":
             raise InputError(
-                f"Cannot read {url}: there is no such file. Check the path, or that the job that writes it has finished."
+                f"Cannot read {url}: there is no such file. Check the path, or that the job that writes it has"
+                " finished."
             ) from error
         if action == "remove":
             raise  # gone already, which is what was asked for
-        message = f"Cannot {action} {url}: its folder or bucket is not there. Check the name, and that no other job removes it meanwhile.{_nothing(action)}"
+        message = (
+            f"Cannot {action} {url}: its folder or bucket is not there. Check the name, and that no other job removes"
+            f" it meanwhile.{_nothing(action)}"
+        )
         raise TransientStorageError(message) from error
     except IsADirectoryError as error:
         raise InputError(f"Cannot {action} {url}: it is a folder. Name the files in it.") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            message = f"Cannot {action} {url}: the disk is full.{_nothing(action)} Free space and rerun, finished shards are kept."
+            message = (
+                f"Cannot {action} {url}: the disk is full.{_nothing(action)} Free space and rerun, finished shards are"
+                " kept."
+            )
             raise StorageError(message) from error
         kind = TransientStorageError if _may_pass(error) else StorageError
         raise kind(f"Cannot {action} {url}: {error.strerror or error}.{_nothing(action)}") from error

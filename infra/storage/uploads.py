@@ -1,7 +1,7 @@
 """Multipart uploads that were begun and never completed: listed, measured and aborted.
 
-Owns: asking a store for them. Does not own: which of them are garbage (`catalog.versions.collect`), nor uploading (`infra.storage.files`).
-Invariant: an object is never touched here, only what no listing of objects shows.
+Owns: asking a store for them. Does not own: which of them are garbage (`catalog.versions.collect`), nor uploading
+(`infra.storage.files`). Invariant: an object is never touched here, only what no listing of objects shows.
 
 S3 keeps the parts of such an upload, and bills them, until somebody aborts it; a killed process leaves one. Google and
 Azure drop theirs after a week, and their clients list none, so there is nothing to find there.
@@ -87,6 +87,9 @@ def _call(fs: Any, method: str, **arguments: Any) -> dict[str, Any]:
         raise
     except Exception as error:
         # Whatever the client raises: it has tried several times, and not every store offers these calls.
-        message = f"The store did not answer {method} for {arguments['Bucket']}: {str(error).rstrip('.')}. Check the rights on unfinished uploads and rerun."
+        message = (
+            f"The store did not answer {method} for {arguments['Bucket']}: {str(error).rstrip('.')}. Check the rights"
+            " on unfinished uploads and rerun."
+        )
         raise StorageError(message) from error
     return answer

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Self
 
+from infra.units import duration, size
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
@@ -144,11 +146,11 @@ class Progress:
         facts = [f"{shards:,}/{self.total:,} shards"]
         facts += [f"{scenes:,} scenes"] if scenes else []
         facts += [f"{texts:,} texts", f"{texts / elapsed_s:,.0f} texts/s", _rejects(rejects)]
-        facts += [f"RSS {_size(current)}"] if state is None else [f"peak RSS {_size(peak)}"]
+        facts += [f"RSS {size(current)}"] if state is None else [f"peak RSS {size(peak)}"]
         if state is not None:
-            facts.append(f"{state} in {_duration(elapsed_s)}")
+            facts.append(f"{state} in {duration(elapsed_s)}")
         elif 0 < shards < self.total:
-            facts.append(f"ETA {_duration(elapsed_s / shards * (self.total - shards))}")
+            facts.append(f"ETA {duration(elapsed_s / shards * (self.total - shards))}")
         return facts
 
 
@@ -183,20 +185,6 @@ def _rejects(rejects: Counter[str]) -> str:
         return "0 rejects"
     shown = ", ".join(f"{reason} {count:,}" for reason, count in rejects.most_common())
     return f"{total:,} rejects ({shown})"
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
-
-
-def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def rss_bytes() -> int:

@@ -8,6 +8,7 @@ import typer
 
 from infra.options import HomeOption, JsonOption
 from infra.output import print_json
+from infra.units import size
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -29,4 +30,4 @@ def report(
         print_json(plain(done))
         return
     absent = f"; nothing in the catalog for {', '.join(done.absent)}" if done.absent else ""
-    print(f"{done.page}: snapshot {done.snapshot_id}, {len(done.figures)} figures, {done.bytes / 1e6:.1f} MB{absent}")
+    print(f"{done.page}: snapshot {done.snapshot_id}, {len(done.figures)} figures, {size(done.bytes)}{absent}")

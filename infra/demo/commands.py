@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.units import duration
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -83,8 +85,7 @@ def demo(
                 shown += 1
             else:
                 _check(goodviews(list(step.command)))
-    minutes, seconds = divmod(round(time.monotonic() - began), 60)
-    title = f"[bold]Done in {minutes} min {seconds:02d} s[/bold]"
+    title = f"[bold]Done in {duration(time.monotonic() - began)}[/bold]"
     console.print(Panel(_next(config), title=title, expand=False, width=width))
 
 

@@ -24,6 +24,7 @@ from packaging.requirements import Requirement
 from infra import storage
 from infra.doctor.findings import Circumstances, Finding, advise, broken, ok
 from infra.errors import StorageError
+from infra.units import size
 
 SHOWN: Final = (
     "goodviews",
@@ -91,9 +92,7 @@ def machine(_: Circumstances) -> Iterator[Finding]:
     limits = [f"{allowed} of them usable"] if allowed < cores else []
     limits += [f"{quota:g} allowed by the container"] if quota is not None and quota < allowed else []
     threads = os.environ.get("OMP_NUM_THREADS")
-    shown = ", ".join(
-        [f"{cores} CPUs", *limits, f"{memory / 2**30:.1f} GiB memory", f"OMP_NUM_THREADS={threads or 'unset'}"]
-    )
+    shown = ", ".join([f"{cores} CPUs", *limits, f"{size(memory)} memory", f"OMP_NUM_THREADS={threads or 'unset'}"])
     if quota is not None and quota < allowed and threads is None:
         advice = f"Set OMP_NUM_THREADS={usable}; else each library starts {allowed} threads that share {quota:g} CPUs."
         yield advise("machine", shown, advice)
@@ -145,7 +144,7 @@ def disk(circumstances: Circumstances) -> Iterator[Finding]:
     for what, folder in folders.items():
         facts = os.statvfs(folder)
         free = facts.f_bavail * facts.f_frsize
-        shown = f"{free / 2**30:,.1f} GiB free for {what} ({folder})"
+        shown = f"{size(free)} free for {what} ({folder})"
         if free < FULL_BYTES:
             yield broken("disk", shown, _more_room(what))
         elif free < LITTLE_BYTES:

@@ -88,7 +88,7 @@ def transformer_facts(model: Model, folder: str, config: Any, choice: Choice, *,
 
 
 def efficientnet_facts(model: Model, choice: Choice) -> Facts:
-    """The facts of EfficientNet-Lite0, which has no config. Raises InputError for texts, UsageError for a pooled token."""
+    """The facts of EfficientNet-Lite0, which has no config. InputError for texts, UsageError for a pooled token."""
     if choice.modality != "image":
         raise InputError(f"The model {model.label} reads pictures, but captions are to be embedded. Use --of images.")
     if choice.pooling not in (None, "mean"):

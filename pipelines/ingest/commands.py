@@ -10,6 +10,7 @@ import typer
 
 from infra.options import DatasetsHomeOption, JsonOption
 from infra.output import print_json
+from infra.units import size
 
 if TYPE_CHECKING:
     from infra.config import Settings
@@ -180,7 +181,7 @@ def _print(outcome: IngestOutcome, *, as_json: bool) -> None:
         "rejects": reasons or "none",
         **({"left out": left_out} if left_out else {}),
         "time": f"{outcome.seconds:.1f} s, {outcome.scenes / max(outcome.seconds, 1e-9):,.0f} scenes/s",
-        "memory": f"peak {outcome.peak_rss_bytes / 2**20:,.0f} MiB in one process",
+        "memory": f"peak {size(outcome.peak_rss_bytes)} in one process",
         "files": outcome.url,
     }
     for name, value in rows.items():

@@ -18,7 +18,7 @@ from infra import progress
 from infra.progress import Progress
 
 REPOSITORY = Path(progress.__file__).parents[1]
-SIZE = r"(\d+ MB|\d+\.\d\d GB)"
+SIZE = r"(\d+ MiB|\d+\.\d\d GiB)"
 
 
 def test_the_summary_tells_every_count() -> None:
@@ -135,11 +135,3 @@ def test_memory_counts_the_children_too() -> None:
         assert progress.rss_bytes() > alone + 60_000_000
         assert progress.peak_rss_bytes() > alone + 60_000_000
         child.communicate(b"\n")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.04, "0.0 s"), (59.2, "59.2 s"), (61, "1 min 01 s"), (3599.6, "1 h 00 min"), (7260, "2 h 01 min")],
-)
-def test_durations_are_told_in_the_units_people_use(seconds: float, text: str) -> None:
-    assert progress._duration(seconds) == text

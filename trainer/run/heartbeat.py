@@ -18,6 +18,7 @@ import orjson
 
 from infra import progress, storage
 from infra.errors import GoodviewsError
+from infra.units import duration
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -53,16 +54,6 @@ def line(heartbeat: Heartbeat) -> str:
     parts += [f"data stall {heartbeat.stall:.0%}"] if heartbeat.stall >= 0.005 else []
     parts += [f"ETA {duration(heartbeat.eta_s)}"] if heartbeat.eta_s is not None else []
     return " | ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """`9 s`, `4 min 05 s` or `3 h 50 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600:,} h {whole % 3600 // 60:02d} min"
 
 
 class HeartbeatWriter:

@@ -8,6 +8,7 @@ import typer
 
 from infra.options import HomeOption, JsonOption
 from infra.output import print_facts, print_json
+from infra.units import duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -114,7 +115,6 @@ def _print_finished(finished: Finished, *, as_json: bool) -> None:
     if as_json:
         print_json(finished)
         return
-    from trainer.run.heartbeat import duration
 
     names = ("loss", "inv", "sigreg", "validation_loss", "effective_rank", "samples_per_s")
     numbers = {name: finished.metrics[name] for name in names if name in finished.metrics}
@@ -133,7 +133,6 @@ def _print_forecast(found: Forecast, *, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    from trainer.run.heartbeat import duration
 
     f, v = found.facts, found.views
     left_out = f", {f.scenes_left_out:,} left out" if f.scenes_left_out else ""
@@ -155,7 +154,7 @@ def _print_forecast(found: Forecast, *, as_json: bool) -> None:
         "tokens": f"{f.tokens:,} of captions (from {f.tokens_from}); {views}",
         "padding": f"{v.padding_share:.1%} of positions in attention, none elsewhere ({v.source})",
         "model": f"{found.parameters:,} parameters, {found.parameters_trained:,} with projector, {found.precision}",
-        "memory": f"about {found.memory_bytes / 2**30:.2f} GiB a rank (estimated)",
+        "memory": f"about {size(found.memory_bytes)} a rank (estimated)",
         "SIGReg": sigreg,
         "cost": f"{found.flops:.3g} operations: {hours} ({device})",
     }

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from infra.errors import ConfigError
-from trainer.run.heartbeat import Heartbeat, HeartbeatWriter, LiveLine, duration, line, read_heartbeat
+from trainer.run.heartbeat import Heartbeat, HeartbeatWriter, LiveLine, line, read_heartbeat
 from trainer.run.trackers import open_trackers
 
 HEARTBEAT = Heartbeat(
@@ -29,11 +29,6 @@ def test_the_line_says_what_a_watcher_asks() -> None:
     assert line(HEARTBEAT) == (
         "step 20/400 | epoch 1 | loss 1.235 | inv 0.5 | 1,234 samples/s | 90,000 tokens/s | ETA 4 min 05 s"
     )
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(9.4, "9 s"), (65, "1 min 05 s"), (13_800, "3 h 50 min")])
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_a_heartbeat_travels_by_file_but_not_at_every_step(tmp_path: Path) -> None:

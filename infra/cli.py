@@ -1,8 +1,7 @@
 """The command line root: `goodviews`, its lazy commands, logging, and the exit code of every ending.
 
-Owns: finding commands by the entry-point group `goodviews.commands` (other distributions may add theirs), their
-one-line help, log set-up, and turning errors into one sentence. Does not own: any command. Invariant: a command's
-module is imported when that command runs, and never for `--help`; so help needs no torch, no ray.
+Invariant: a command's module is imported when that command runs, and never for `--help`; so help needs no torch, no
+ray.
 """
 
 from __future__ import annotations

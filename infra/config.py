@@ -1,7 +1,5 @@
 """From TOML and `--set a.b=v` to one frozen, keyword-only (nested) dataclass, and from that to a manifest.
 
-Owns: reading, merging, and the sentence for a wrong key or value. Does not own: any config class; those stand beside
-their owners and check their own ranges in `__post_init__` (ValueError or ConfigError).
 Invariant: a key that no field takes, or a value that is not of the field's type, never passes. Types are strict: `1` is
 no bool, `true` no int, `"5"` no number; an int is a float. Later `--set` wins over earlier, and over the file.
 """

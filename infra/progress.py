@@ -1,6 +1,5 @@
 """How far a job is: a live line on a terminal, a plain line every 30 s elsewhere, one summary at the end; on stderr.
 
-Owns: counting and showing. Does not own: what is counted, nor any result (stdout stays clean for those).
 Invariant: showing progress never fails a job and never touches what it writes.
 """
 

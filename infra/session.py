@@ -1,6 +1,5 @@
 """The one place that starts or joins Ray, and the one loop that runs tasks on it.
 
-Owns: where tasks run, how many are under way, retries, and how a failure comes back. Does not own: what a task does.
 Invariant: a task may run twice (a worker died, an OSError came), so its outputs must be idempotent; its result is
 handed out once. When `map` ends, by error or interrupt too, no task of it is running any more.
 

@@ -1,8 +1,6 @@
 """Check this machine, its libraries, HOME and the catalog, and say what to do.
 
-Owns: the command line of `goodviews doctor` and how findings are printed. Does not own: the checks
-(`infra.doctor.findings` runs them). Invariant: exit status 1 when something is broken, 0 when there is only advice;
-never a traceback.
+Invariant: exit status 1 when something is broken, 0 when there is only advice; never a traceback.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Checks of a machine: run apart from one another, each of them a line or a few with what to do.
 
-Owns: what a check is, finding them by the entry-point group `goodviews.checks`, running them, and keeping secrets out
-of what they say. Does not own: any check (`infra.doctor.machine`, `catalog.checks`, `indexing.checks`; other
-distributions may add theirs). Invariants: each check runs in a process of its own with a limit of time, so one that
-crashes, hangs or raises is a line and never the end; a check leaves nothing behind.
+Invariants: each check runs in a process of its own with a limit of time, so one that crashes, hangs or raises is a line
+and never the end; a check leaves nothing behind.
 """
 
 from __future__ import annotations

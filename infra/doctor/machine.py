@@ -1,8 +1,6 @@
 """Checks of what this machine brings: versions of libraries, processors, disks, CUDA and Ray.
 
-Owns: these questions and the bounds in them. Does not own: how checks run (`infra.doctor.findings`), HOME's store
-(`infra.doctor.store`). Invariant: torch is asked in a process of its own, as nothing here may import it; nothing is
-written but by `--ray`.
+Invariant: torch is asked in a process of its own, as nothing here may import it; nothing is written but by `--ray`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Checks of HOME's store: does it keep what atomic publication relies on, and does its clock agree with ours.
 
-Owns: the probe, which publishes tiny files through `infra.storage.files` and removes them. Does not own: how a file is
-published. Invariant: nothing is left behind, and nothing but the probe's own folder is touched. A local HOME that is
-not there yet is not made; the nearest folder above it is asked.
+Invariant: nothing is left behind, and nothing but the probe's own folder is touched. A local HOME that is not there yet
+is not made; the nearest folder above it is asked.
 
 Relied on: a file appears whole or not at all, replaces an older one in one step, is read and listed as soon as it is
 there, and is gone as soon as it is removed. Bounds: S3 refuses requests 15 min off; `catalog gc` compares the store's

@@ -2,9 +2,7 @@
 
     .venv/bin/python -m infra.gpu.measure --home HOME --minutes 30 --out DIR
 
-Owns: the order of the measurements and their page. Does not own: any measurement; each is a command of goodviews or a
-script of tests/bench, run as a process, so a crash of one is a line of the page and not its end. Invariant: what is
-printed was measured in this run; DIR/measurements.json holds all of it.
+Invariant: what is printed was measured in this run; DIR/measurements.json holds all of it.
 
 `--rehearse` runs the same steps on a CPU with tiny sizes, to see that they work before a GPU is paid for. Without a
 dataset of that name in HOME, the toy world is ingested: speeds do not depend on what the captions say.

@@ -1,10 +1,8 @@
 """Frozen encoders: load a model of `infra.models.registry` and turn texts or pictures into vectors, layer by layer.
 
-Owns: batches, preprocessing, hidden states and how they are pooled; the only importer of torch and transformers in
-infra. Does not own: names and files (`infra.models.registry`), which layers and poolings a model has
-(`infra.models.facts`), nor what is embedded and where vectors go. Invariants: a text never meets padding, because a
-batch holds texts of one length only; the composition of batches depends on the texts and the token budget alone, and on
-a CPU one thread computes, so a rerun gives the same bits.
+The only module of infra that imports torch and transformers. Invariants: a text never meets padding, because a batch
+holds texts of one length only; the composition of batches depends on the texts and the token budget alone, and on a CPU
+one thread computes, so a rerun gives the same bits.
 
 Layers: see `infra.models.facts`; the last one is behind the final norm, as the model itself gives it.
 Padding: platonic-rep pads on the left and masks; with the right positions and mask that is what no padding gives.

@@ -1,8 +1,7 @@
 """What decides a model's vectors beside its files: layers, dims, pooling, length.
 
-Owns: the facts of a model as its config tells them, and the refusals that need no weights. Does not own: reading the
-config and running the model (`infra.models.encoders`); imports neither torch nor transformers. Invariant: a model whose
-vectors would say nothing of the text or picture is refused here, before anything is loaded.
+Imports neither torch nor transformers. Invariant: a model whose vectors would say nothing of the text or picture is
+refused here, before anything is loaded.
 
 Layers: n < L is the n-th hidden state (0: what the first block reads); L, the last, is the model's own output, behind
 the final norm where it has one (GPT, Llama, CLIP, ViT, DINO), which the L-th hidden state of `output_hidden_states` may

@@ -1,7 +1,6 @@
 """Pictures as encoders want them: decoded, and resized for the one model that brings no processor of its own.
 
-Owns: decoding bytes, the preprocessing of EfficientNet-Lite0. Does not own: the processors of transformers
-(`infra.models.encoders`). Invariant: a picture that cannot be read whole is an InputError, never a grey square.
+Invariant: a picture that cannot be read whole is an InputError, never a grey square.
 """
 
 from __future__ import annotations

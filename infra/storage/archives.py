@@ -1,9 +1,7 @@
 """Files inside zip archives, as if they lay beside them.
 
-Owns: the URL of a member (`zip://MEMBER::ARCHIVE`, as fsspec chains them), what an archive holds, and reading a member.
-Does not own: opening the archive itself (`storage`). Invariant: nothing is ever unpacked to disk, so no member can
-leave its place; a damaged archive, a wrong checksum or an encrypted member is an InputError at the read that meets it,
-never short data.
+Invariant: nothing is ever unpacked to disk, so no member can leave its place; a damaged archive, a wrong checksum or an
+encrypted member is an InputError at the read that meets it, never short data.
 """
 
 from __future__ import annotations

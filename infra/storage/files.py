@@ -1,6 +1,5 @@
 """Files by URL over fsspec, and the one way a file of ours comes to exist: whole or not at all.
 
-Owns: opening, listing, hashing and atomic publication, local and remote. Does not own: what is in a file.
 Invariant: a name that can be seen holds complete, flushed bytes.
 
 Local publication writes a temporary sibling, fsyncs it, renames it and fsyncs the folder. On object stores the

@@ -1,6 +1,5 @@
 """Files published in the background while the next ones are built.
 
-Owns: the threads and how many files wait in memory. Does not own: how a file is published (`storage.publish`).
 Invariant: after `finish` has returned every file is published; after it has raised, one is not, and the rest are whole.
 """
 

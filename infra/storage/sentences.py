@@ -1,8 +1,7 @@
 """Errors of disks and stores as one sentence each, which names the file and the way out.
 
-Owns: which error of ours an operating system's or a client's becomes. Does not own: any file (`storage`). Invariant:
-what may pass on its own is a TransientStorageError, so that tasks try again; nothing that a client raises is let out
-raw.
+Invariant: what may pass on its own is a TransientStorageError, so that tasks try again; nothing that a client raises is
+let out raw.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Multipart uploads that were begun and never completed: listed, measured and aborted.
 
-Owns: asking a store for them. Does not own: which of them are garbage (`catalog.versions.collect`), nor uploading
-(`infra.storage.files`). Invariant: an object is never touched here, only what no listing of objects shows.
+Invariant: an object is never touched here, only what no listing of objects shows.
 
 S3 keeps the parts of such an upload, and bills them, until somebody aborts it; a killed process leaves one. Google and
 Azure drop theirs after a week, and their clients list none, so there is nothing to find there.

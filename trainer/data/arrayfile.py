@@ -1,9 +1,8 @@
 """Named arrays in one file that can be mapped into memory: a length, a JSON header, then the arrays, 64 bytes aligned.
 
-Owns: the layout. Does not own: what the arrays mean, and where the file is.
-Invariant: what `pack` made, `unpack` gives back without copying; a file that was cut, changed or is of another layout is
-refused. Both parts carry a CRC-32, which costs 1 ms for a shard of 10,000 scenes.
-Not npz (cannot be mapped) and not Arrow (columns of one batch share a length); pickle never.
+Invariant: what `pack` made, `unpack` gives back without copying; a file that was cut, changed or is of another layout
+is refused. Both parts carry a CRC-32, which costs 1 ms for a shard of 10,000 scenes. Not npz (cannot be mapped) and not
+Arrow (columns of one batch share a length); pickle never.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def facts_of(leading: bytes, *, url: str) -> dict[str, Any]:
 
 
 def unpack(buffer: Any, *, url: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Facts and read-only arrays over `buffer` (bytes or a memory map). Raises IntegrityError when it is not as packed."""
+    """Facts and read-only arrays over bytes or a memory map. Raises IntegrityError when they are not as packed."""
     data = np.frombuffer(buffer, np.uint8)
     data.flags.writeable = False
     header, start = _header(data[: header_bytes(data[:PREFIX].tobytes(), url=url)].tobytes(), url)

@@ -1,9 +1,8 @@
-"""The token cache: each shard of captions is tokenised once, by whoever needs it first, and mapped into memory after that.
+"""The token cache: each shard of captions is tokenised once, and mapped into memory after that.
 
-Owns: filling, opening and keeping open the token files of one (dataset version, tokenizer). Does not own: which shard is
-needed when (`plan`, `stream`).
-Invariants: a token file is whole or not there, and the same bytes whoever fills it, so two ranks may fill one shard at once;
-it is only read under the key of everything that decides it (version, tokenizer, release of the tokenizers package, tar).
+Invariants: a token file is whole or not there, and the same bytes whoever fills it, so two ranks may fill one shard at
+once; it is only read under the key of everything that decides it (version, tokenizer, release of the tokenizers
+package, tar).
 
     HOME/cache/tokens/<dataset>/<version>/<tokenizer>/good/train-00000.tokens
     HOME/cache/tokens/<dataset>/<version>/<tokenizer>/bad-03/train-00000.tokens     one pass of the bad tars
@@ -84,7 +83,7 @@ class TokenCache:
         return storage.exists(self.path(ordinal, bad_pass))
 
     def open(self, ordinal: int, bad_pass: int | None = None) -> TokenShard:
-        """The shard at place `ordinal`, from its good tar or one pass of its bad tars; filled first when it is not there.
+        """The shard at place `ordinal`, from its good tar or one pass of its bad tars; tokenised first if needed.
 
         One thread fills, others that ask for the same shard wait. Raises IntegrityError when tar or cache is not what
         its record says.
@@ -126,7 +125,8 @@ class TokenCache:
         ):
             wrong = next(k for k in expected if facts.get(k) != expected[k])
             raise IntegrityError(
-                f"{url} is of {wrong} {facts.get(wrong)!r}, not of {expected[wrong]!r}. It was copied from elsewhere. {arrayfile.ADVICE}"
+                f"{url} is of {wrong} {facts.get(wrong)!r}, not of {expected[wrong]!r}. It was copied from elsewhere."
+                f" {arrayfile.ADVICE}"
             )
         columns: dict[str, Any] = {name: arrays[name] for name in Captions.__dataclass_fields__}
         captions = Captions(**columns)
@@ -145,7 +145,7 @@ class TokenCache:
         }
 
     def _fill(self, ordinal: int, bad_pass: int | None, url: str) -> None:
-        """Read the tar, tokenise it piece by piece, publish the token file. Memory: one shard of tokens and one piece of text."""
+        """Read the tar, tokenise it by pieces, publish the token file. Memory: a shard of tokens, a piece of text."""
         self._sweep(os.path.dirname(url))
         tar = view_tar(self.shards.folder, self.shards.manifest(ordinal), bad_pass=bad_pass)
         keys: list[str] = []
@@ -155,7 +155,8 @@ class TokenCache:
             parts.append(self._tokenise(texts))
         if len(set(keys)) != len(keys):
             raise IntegrityError(
-                f"{tar.url} holds a scene twice among its {len(keys):,} samples. Delete its manifest and rerun `goodviews ingest`."
+                f"{tar.url} holds a scene twice among its {len(keys):,} samples. Delete its manifest and rerun"
+                " `goodviews ingest`."
             )
         captions = Captions.concatenate(parts)
         encoded = [key.encode() for key in keys]
@@ -207,6 +208,7 @@ class TokenCache:
 def _buffer(url: str) -> bytes | pa.Buffer:
     if storage.is_remote(url):
         return storage.read_bytes(url)
-    # Arrow's map outlives the file it was made from; Python's keeps a descriptor, and a rank of many lanes has few left.
+    # Arrow's map outlives the file it was made from; Python's keeps a descriptor, and a rank of many lanes has few
+    # left.
     with pa.memory_map(storage.absolute(url)) as file:
         return file.read_buffer()

@@ -1,9 +1,8 @@
 """Tokenised captions grouped by scene: the arrays that the token cache holds and that views are cut from.
 
-Owns: choosing and joining scenes without a Python loop over them. Does not own: files, and what a view is.
-Invariant: offsets start at 0, never fall and end at the length of what they cut; the captions of a scene are adjacent, in
-the order of the tar, and so are their tokens.
-Shapes: S scenes, C captions of all of them, T tokens of all captions; N ranges.
+Invariant: offsets start at 0, never fall and end at the length of what they cut; the captions of a scene are adjacent,
+in the order of the tar, and so are their tokens. Shapes: S scenes, C captions of all of them, T tokens of all captions;
+N ranges.
 """
 
 from __future__ import annotations
@@ -57,7 +56,10 @@ class Captions:
     def take(self, rows: I64) -> Captions:
         """The scenes `rows` in that order, copied. Raises InputError for a row outside 0 .. S-1."""
         if rows.size and not (0 <= int(rows.min()) and int(rows.max()) < len(self)):
-            message = f"Scenes {int(rows.min())} to {int(rows.max())} are asked of {len(self):,}. The plan and the shard disagree; delete the token cache."
+            message = (
+                f"Scenes {int(rows.min())} to {int(rows.max())} are asked of {len(self):,}. The plan and the shard"
+                " disagree; delete the token cache."
+            )
             raise InputError(message)
         first, last = self.scene_offsets[rows], self.scene_offsets[rows + 1]
         captions = ranges(first, last - first)

@@ -1,15 +1,15 @@
 """Which scene is in which global batch: arithmetic on the counts of the manifests, before any process group exists.
 
-Owns: the order, its digest, the cursor, the number of steps. Does not own: what a scene's captions are, and the views.
-Invariants: the order depends on (dataset version, seed, epoch, global batch, lanes, window) and nothing else, so any number
-of ranks and workers sees the same global batches; every rank takes the same number of steps; each scene is drawn once an
-epoch but for the remainder `drops_per_epoch`. Nothing is kept while training: a step number and the digest are the cursor.
+Invariants: the order depends on (dataset version, seed, epoch, global batch, lanes, window) and nothing else, so any
+number of ranks and workers sees the same global batches; every rank takes the same number of steps; each scene is drawn
+once an epoch but for the remainder `drops_per_epoch`. Nothing is kept while training: a step number and the digest are
+the cursor.
 
-One epoch: the shards, permuted, are written one after another around a circle, which is cut at a drawn place and laid out
-into L equal lanes (so the remainder, at the end, differs from epoch to epoch even with one shard). Each lane is cut into
-windows, shuffled within themselves. Step s takes the next batch/L scenes of each lane, lane after lane. A rank owns a
-stripe of neighbouring lanes: its batch is one piece of the global batch, and it reads each shard of its lanes in sequence.
-Legend: S shards, N scenes of an epoch, L lanes, K steps of a window, B scenes of one lane at one step.
+One epoch: the shards, permuted, are written one after another around a circle, which is cut at a drawn place and laid
+out into L equal lanes (so the remainder, at the end, differs from epoch to epoch even with one shard). Each lane is cut
+into windows, shuffled within themselves. Step s takes the next batch/L scenes of each lane, lane after lane. A rank
+owns a stripe of neighbouring lanes: its batch is one piece of the global batch, and it reads each shard of its lanes in
+sequence. Legend: S shards, N scenes of an epoch, L lanes, K steps of a window, B scenes of one lane at one step.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PlanConfig:
     batch_global: int = 256
     "Scenes of one step, over all ranks."
     lanes: int | None = None
-    "Places of the data that are read side by side; ranks must divide it. None: the largest power of two up to 64 that divides the batch."
+    "Places of the data that are read side by side; ranks must divide it. None: the largest power of 2 <= 64 that fits."
     window: int = 4_096
     "Scenes of one lane that are shuffled together; rounded up to whole steps."
     epochs: int | None = None
@@ -64,15 +64,18 @@ class PlanConfig:
             raise ConfigError(f"plan.seed is {self.seed}; use 0 or more.")
         if self.batch_global < 1 or self.window < 1:
             raise ConfigError(
-                f"plan.batch_global is {self.batch_global} and plan.window {self.window}; both are numbers of scenes, 1 or more."
+                f"plan.batch_global is {self.batch_global} and plan.window {self.window}; both are numbers of scenes, 1"
+                " or more."
             )
         if self.lanes is not None and (self.lanes < 1 or self.batch_global % self.lanes):
             raise ConfigError(
-                f"plan.lanes is {self.lanes}, which does not divide plan.batch_global = {self.batch_global}: each lane gives the same number of scenes to a step. Change one of them."
+                f"plan.lanes is {self.lanes}, which does not divide plan.batch_global = {self.batch_global}: each lane"
+                " gives the same number of scenes to a step. Change one of them."
             )
         if (self.epochs is None) == (self.samples is None):
             raise ConfigError(
-                f"plan.epochs is {self.epochs} and plan.samples {self.samples}; set exactly one of them, it is the length of the run."
+                f"plan.epochs is {self.epochs} and plan.samples {self.samples}; set exactly one of them, it is the"
+                " length of the run."
             )
         if (self.epochs is not None and self.epochs < 1) or (self.samples is not None and self.samples < 1):
             raise ConfigError("plan.epochs and plan.samples are counts of 1 or more.")
@@ -141,7 +144,7 @@ class Plan:
 
     @functools.cached_property
     def digest(self) -> str:
-        """16 hex digits that name the sequence of samples and which captions each may draw from; its length is not in it."""
+        """16 hex digits that name the sequence of samples and the captions that each may draw from, not its length."""
         config = configuration.to_dict(self.config)
         for name in ("epochs", "samples", "exclude", "lanes", "window"):
             del config[name]
@@ -165,9 +168,14 @@ class Plan:
         return Cursor(step=step, plan_digest=self.digest)
 
     def resume(self, cursor: Cursor) -> int:
-        """The step to go on with. Raises ConflictError for the cursor of another plan, because its steps mean other scenes."""
+        """The step to go on with. Raises ConflictError for the cursor of another plan: its steps mean other scenes."""
         if cursor.plan_digest != self.digest:
-            message = f"The checkpoint was written under plan {cursor.plan_digest}, this run has plan {self.digest}: dataset version, split, seed, batch, lanes, window, roles, exclusions or good fraction differ, so step {cursor.step:,} means other samples. Resume with the config of that run, or start a new one. (Another number of ranks or workers is fine.)"
+            message = (
+                f"The checkpoint was written under plan {cursor.plan_digest}, this run has plan {self.digest}: dataset"
+                " version, split, seed, batch, lanes, window, roles, exclusions or good fraction differ, so step"
+                f" {cursor.step:,} means other samples. Resume with the config of that run, or start a new one."
+                " (Another number of ranks or workers is fine.)"
+            )
             raise ConflictError(message)
         if not 0 <= cursor.step:
             raise ConflictError(
@@ -181,7 +189,9 @@ class Plan:
         if world < 1 or lanes % world:
             fitting = [w for w in range(1, lanes + 1) if lanes % w == 0]
             raise ConfigError(
-                f"{world} ranks do not divide the {lanes} lanes of the plan, so their batches would differ in size. Use {', '.join(map(str, fitting))} ranks, or set plan.lanes to a multiple of {world} that divides plan.batch_global."
+                f"{world} ranks do not divide the {lanes} lanes of the plan, so their batches would differ in size. Use"
+                f" {', '.join(map(str, fitting))} ranks, or set plan.lanes to a multiple of {world} that divides"
+                " plan.batch_global."
             )
         if not 0 <= rank < world:
             raise ConfigError(f"There is no rank {rank} among {world}.")
@@ -197,14 +207,16 @@ def make_plan(config: PlanConfig, shards: ShardSet, home: Home) -> Plan:
     """Compute the plan. Raises ConfigError when an epoch is shorter than one batch."""
     if shards.kind == "bad" and (config.good_fraction > 0 or config.roles):
         raise ConfigError(
-            f"plan.good_fraction is {config.good_fraction} and plan.roles {list(config.roles)}, but bad tars show one caption of a scene, of any role. Read the good tars: they give bad views too."
+            f"plan.good_fraction is {config.good_fraction} and plan.roles {list(config.roles)}, but bad tars show one"
+            " caption of a scene, of any role. Read the good tars: they give bad views too."
         )
     excluded = read_excluded(config.exclude)
     scenes = count_selected(shards, home, roles=config.roles, excluded=excluded)
     plan = Plan(config=config, shards=shards, scenes=scenes, excluded=excluded)
     if plan.steps_per_epoch == 0:
         raise ConfigError(
-            f"plan.batch_global is {config.batch_global:,}, but split {shards.split!r} of {shards.name} has {plan.scenes_per_epoch:,} scenes to train on, so an epoch has no step. Lower the batch, or add data."
+            f"plan.batch_global is {config.batch_global:,}, but split {shards.split!r} of {shards.name} has"
+            f" {plan.scenes_per_epoch:,} scenes to train on, so an epoch has no step. Lower the batch, or add data."
         )
     if plan.total_steps == 0:
         raise ConfigError(

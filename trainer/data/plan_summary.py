@@ -1,6 +1,5 @@
 """What a plan comes to, in numbers that `--plan` prints before anything is started.
 
-Owns: counting and estimating. Does not own: the plan, and what an encoder makes of it (memory, padding, cost).
 Invariant: steps, samples and drops are exact; tokens are an estimate and say where it comes from.
 """
 
@@ -20,7 +19,7 @@ from trainer.data.plan import Plan
 from trainer.data.shardset import role_mask
 
 BYTES_PER_TOKEN: Final = 4.6
-"Spaces included: measured 4.6 on Flickr30k captions, 3.9 on LAION alt texts, each with a WordPiece vocabulary of 8,192."
+"With spaces: 4.6 on Flickr30k captions, 3.9 on LAION alt texts, each with a WordPiece vocabulary of 8,192."
 SAMPLED_SHARDS: Final = 8
 "Whose parquet footers are read when no token file is there."
 

@@ -1,9 +1,7 @@
 """Sequences of different length without padding, and the arithmetic of padding them in groups.
 
-Owns: `Ragged` and which sequences share a padded block. Does not own: what a token means, and any device; all of it
-is NumPy on the host, so that the plan can count padding without loading a model.
-Invariant: row i of a `Ragged` is tokens[offsets[i]:offsets[i+1]], offsets start at 0, never fall, and end at len(tokens).
-Shapes: N sequences, T tokens of all of them, G groups.
+Invariant: row i of a `Ragged` is tokens[offsets[i]:offsets[i+1]], offsets start at 0, never fall, and end at
+len(tokens). Shapes: N sequences, T tokens of all of them, G groups.
 """
 
 from __future__ import annotations
@@ -107,8 +105,9 @@ def offsets_of(lengths: I64) -> I64:
 def length_groups(lengths: I64, groups: int) -> list[I64]:
     """Rows in at most `groups` groups of like length, so that padding each to its longest costs the fewest tokens.
 
-    lengths: (N,). Returns row numbers by group, shorter groups first; within a group by length, then row. Every row is in one group.
-    Exact, by dynamic programming over the distinct lengths: best[g, j] = min over i of best[g-1, i] + n(i..j) * length j.
+    lengths: (N,). Returns row numbers by group, shorter groups first; within a group by length, then row. Every row is
+    in one group. Exact, by dynamic programming over the distinct lengths: best[g, j] = min over i of best[g-1, i] +
+    n(i..j) * length j.
     """
     if groups < 1:
         raise InputError(

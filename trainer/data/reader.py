@@ -1,6 +1,5 @@
 """View tars into columns of captions: 512-byte blocks by the manifest's offsets, then one columnar JSON parse.
 
-Owns: reading a tar of ours, whole or by range, and checking it against its manifest. Does not own: tokens, order.
 Invariant: what is yielded agrees with the manifest in number, keys and dataset, and with the tar's own headers; with
 `verify` no last piece is yielded from a file whose size or sha256 is not the manifest's.
 
@@ -91,7 +90,8 @@ def read_tar(tar: ViewTar, *, piece_bytes: int = PIECE_BYTES, verify: bool = Tru
         )
     if (size := storage.size(tar.url)) != file.bytes:
         raise IntegrityError(
-            f"{tar.url} has {size:,} bytes, the manifest of shard {tar.name} says {file.bytes:,}. It was cut off or changed. {ADVICE}"
+            f"{tar.url} has {size:,} bytes, the manifest of shard {tar.name} says {file.bytes:,}. It was cut off or"
+            f" changed. {ADVICE}"
         )
     edges = np.concatenate([[0], np.cumsum(np.asarray(file.blocks, np.int64))]) * BLOCK
     if int(edges[-1]) > file.bytes:
@@ -119,7 +119,8 @@ def read_tar(tar: ViewTar, *, piece_bytes: int = PIECE_BYTES, verify: bool = Tru
 def _check_digest(tar: ViewTar, digest: str) -> None:
     if digest != tar.file.sha256:
         raise IntegrityError(
-            f"{tar.url} has sha256 {digest[:12]}, the manifest of shard {tar.name} says {tar.file.sha256[:12]}. It was changed after publication. {ADVICE}"
+            f"{tar.url} has sha256 {digest[:12]}, the manifest of shard {tar.name} says {tar.file.sha256[:12]}. It was"
+            f" changed after publication. {ADVICE}"
         )
 
 
@@ -136,7 +137,8 @@ def _pieces(tar: ViewTar, edges: I64, piece_bytes: int) -> Iterator[tuple[int, i
         data = storage.read_range(tar.url, start, stop)
         if len(data) != stop - start:
             raise IntegrityError(
-                f"{tar.url} ends at byte {start + len(data):,}, the manifest of shard {tar.name} says {tar.file.bytes:,}. It was cut off. {ADVICE}"
+                f"{tar.url} ends at byte {start + len(data):,}, the manifest of shard {tar.name} says"
+                f" {tar.file.bytes:,}. It was cut off. {ADVICE}"
             )
         return data
 
@@ -178,7 +180,10 @@ def _json_members(tar: ViewTar, data: NDArray[np.uint8], edges: I64) -> tuple[li
         wrong = np.where(found, ends != edges[1:][open_rows], ends >= edges[1:][open_rows])
         if wrong.any():
             row = int(open_rows[wrong][0])
-            message = f"{tar.url}: the sample that begins with member {names[row].decode('ascii', 'replace')!r} does not end with its JSON where the manifest of shard {tar.name} says. {ADVICE}"
+            message = (
+                f"{tar.url}: the sample that begins with member {names[row].decode('ascii', 'replace')!r} does not end"
+                f" with its JSON where the manifest of shard {tar.name} says. {ADVICE}"
+            )
             raise IntegrityError(message)
         at[open_rows[~found]] = ends[~found]
         open_rows = open_rows[~found]
@@ -195,7 +200,10 @@ def _headers(tar: ViewTar, header: NDArray[np.uint8]) -> tuple[NDArray[np.bytes_
     magic = (header[:, 257:262] == np.frombuffer(b"ustar", np.uint8)).all(1) & (header[:, 156] == ord("0"))
     right = numbers & magic & (stored @ (8 ** np.arange(5, -1, -1)) == total)
     if not right.all():
-        message = f"{tar.url} does not hold a tar header where the manifest of shard {tar.name} says (sample {int(np.flatnonzero(~right)[0])} of a piece). The file was changed, or is no tar. {ADVICE}"
+        message = (
+            f"{tar.url} does not hold a tar header where the manifest of shard {tar.name} says (sample"
+            f" {int(np.flatnonzero(~right)[0])} of a piece). The file was changed, or is no tar. {ADVICE}"
+        )
         raise IntegrityError(message)
     names = np.ascontiguousarray(header[:, :100]).view("S100").ravel()
     return names, digits @ (8 ** np.arange(10, -1, -1))
@@ -208,11 +216,14 @@ def _lines(tar: ViewTar, data: bytes, starts: I64, sizes: I64) -> pa.Buffer:
     """The payloads at `starts` as one buffer of JSON lines.
 
     An array of Arrow string views points into `data` without copying, payload and line end in turn; its cast to an
-    ordinary array is the one copy. Layout of a view: length, first 4 bytes, buffer, offset, 32 bits each; a string of up
-    to 12 bytes stands in the view itself. Three times as fast as slicing and joining bytes.
+    ordinary array is the one copy. Layout of a view: length, first 4 bytes, buffer, offset, 32 bits each; a string of
+    up to 12 bytes stands in the view itself. Three times as fast as slicing and joining bytes.
     """
     if len(sizes) == 0 or int(sizes.min()) <= 12 or len(data) >= 2**31:
-        message = f"{tar.url} holds a sample with {int(sizes.min()) if len(sizes) else 0:,} bytes of JSON in a piece of {len(data):,}; the JSON of a scene has more than 12 bytes, a sample less than 2 GiB. {ADVICE}"
+        message = (
+            f"{tar.url} holds a sample with {int(sizes.min()) if len(sizes) else 0:,} bytes of JSON in a piece of"
+            f" {len(data):,}; the JSON of a scene has more than 12 bytes, a sample less than 2 GiB. {ADVICE}"
+        )
         raise IntegrityError(message)
     views = np.zeros((len(sizes), 2, 4), np.int32)
     views[:, 0, 0] = sizes
@@ -246,7 +257,8 @@ def _scene_texts(tar: ViewTar, table: pa.Table) -> SceneTexts:
     datasets = set(table["dataset"].unique().to_pylist())
     if datasets != {tar.dataset}:
         raise IntegrityError(
-            f"{tar.url} holds samples of the dataset {sorted(map(str, datasets))}, shard {tar.name} is of {tar.dataset!r}. {ADVICE}"
+            f"{tar.url} holds samples of the dataset {sorted(map(str, datasets))}, shard {tar.name} is of"
+            f" {tar.dataset!r}. {ADVICE}"
         )
     index, role, text = columns
     offsets = captions.offsets.to_numpy().astype(np.int64)
@@ -268,7 +280,8 @@ def _role_codes(tar: ViewTar, role: pa.StringArray) -> NDArray[np.int8]:
     unknown = sorted(set(names) - set(schema.ROLES))
     if unknown:
         raise IntegrityError(
-            f"{tar.url} holds captions of role {unknown[0]!r}; this release knows {', '.join(schema.ROLES)}. Use the release that wrote it."
+            f"{tar.url} holds captions of role {unknown[0]!r}; this release knows {', '.join(schema.ROLES)}. Use the"
+            " release that wrote it."
         )
     codes = np.array([schema.ROLES.index(name) for name in names], np.int8)
     found: NDArray[np.int8] = codes[encoded.indices.to_numpy()]
@@ -281,7 +294,8 @@ def _check_names(tar: ViewTar, names: list[bytes], texts: SceneTexts) -> None:
     if tar.file.kind == "bad":
         if len(texts.caption_index) != len(stems):
             raise IntegrityError(
-                f"{tar.url} holds {len(texts.caption_index):,} captions in {len(stems):,} bad samples; each has one. {ADVICE}"
+                f"{tar.url} holds {len(texts.caption_index):,} captions in {len(stems):,} bad samples; each has one."
+                f" {ADVICE}"
             )
         stems = [f"{key}-c{number:03d}" for key, number in zip(stems, texts.caption_index.tolist(), strict=True)]
     # One comparison of long strings: member by member takes as long as parsing the headers.

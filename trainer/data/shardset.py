@@ -1,10 +1,8 @@
 """The shards of one split of a published version: what a plan is computed from, without reading a sample.
 
-Owns: finding and checking the view tars that a training will read, and counting what a selection of captions leaves.
-Does not own: their order (`plan`) and their bytes (`reader`).
 Invariants: the manifests define the set, so gaps in shard numbers mean nothing; a missing or cut-off tar is found here,
-before any process group exists. Small and picklable: block lists stay in the manifests until a tar is read.
-Shapes: S shards with at least one scene, in the order of their numbers.
+before any process group exists. Small and picklable: block lists stay in the manifests until a tar is read. Shapes: S
+shards with at least one scene, in the order of their numbers.
 """
 
 from __future__ import annotations
@@ -76,7 +74,7 @@ class ShardSet:
         return manifest
 
     def facts(self) -> dict[str, Any]:
-        """What of this set decides an order, as JSON values. `kind` is not in it: good and bad tars hold the same scenes."""
+        """What of this set decides an order, as JSON values; not `kind`, as good and bad tars hold the same scenes."""
         rows = np.stack([self.numbers, self.scenes]).astype("<i8").tobytes()
         return {
             "dataset": self.dataset,
@@ -139,7 +137,8 @@ def _check_tars(found: Version, manifests: list[Manifest], split: str, kind: str
     if kind not in ("good", "bad") or any({f.bad_pass for f in m.files} != set(passes) for m in kept):
         there = sorted({f.kind for m in manifests for f in m.files} & {"good", "bad"})
         raise InputError(
-            f"{found.name} has no {kind} tars in split {split!r}, or not all (it has: {', '.join(there) or 'none'}). Ingest it with `--set views={kind}`."
+            f"{found.name} has no {kind} tars in split {split!r}, or not all (it has: {', '.join(there) or 'none'})."
+            f" Ingest it with `--set views={kind}`."
         )
     problems = missing_or_resized(dataclasses.replace(found, manifests=kept), folder_sizes(found.folder))
     if problems:
@@ -150,7 +149,8 @@ def _check_tars(found: Version, manifests: list[Manifest], split: str, kind: str
 def _single(what: str, name: str, values: set[int]) -> int:
     if len(values) != 1:
         raise IntegrityError(
-            f"The manifests of {name} disagree on the {what}: {sorted(values)}. They are of different jobs; ingest again."
+            f"The manifests of {name} disagree on the {what}: {sorted(values)}. They are of different jobs; ingest"
+            " again."
         )
     return values.pop()
 

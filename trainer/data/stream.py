@@ -1,14 +1,11 @@
 """From a plan and a token cache to the batches of one rank, step by step.
 
-Owns: which shards are opened when, read-ahead, and the threads that work ahead. Does not own: the order (`plan`), the cut
-(`views`), devices.
-Invariant: the batch of a step is a pure function of (plan, step, rank, world), so the sequence is the same with any number
-of workers, and starting at step s gives what the uninterrupted stream gives from s on.
+Invariant: the batch of a step is a pure function of (plan, step, rank, world), so the sequence is the same with any
+number of workers, and starting at step s gives what the uninterrupted stream gives from s on.
 
-Workers are threads, not processes: tokenising, JSON and NumPy's loops release the interpreter lock, and a core makes some
-hundred thousand views/s where a GPU eats ten thousand. So there is no shared memory, no socket and no child
-that a SIGKILL could leave behind (mosaicml/streaming#717, #767).
-Legend: b samples of this rank at one step, B of all ranks.
+Workers are threads, not processes: tokenising, JSON and NumPy's loops release the interpreter lock, and a core makes
+some hundred thousand views/s where a GPU eats ten thousand. So there is no shared memory, no socket and no child that a
+SIGKILL could leave behind (mosaicml/streaming#717, #767). Legend: b samples of this rank at one step, B of all ranks.
 """
 
 from __future__ import annotations
@@ -66,7 +63,8 @@ class Stream:
             raise ConfigError(f"stream.workers is {workers}; use 0 (no thread) or more.")
         if cache.shards.facts() != plan.shards.facts():
             raise ConfigError(
-                f"The token cache is of {cache.shards.name} {cache.shards.split}, the plan of {plan.shards.name} {plan.shards.split}. Make both from the same shards."
+                f"The token cache is of {cache.shards.name} {cache.shards.split}, the plan of {plan.shards.name}"
+                f" {plan.shards.split}. Make both from the same shards."
             )
         self.plan = plan
         self._cache = cache
@@ -98,7 +96,8 @@ class Stream:
         stop = len(self) if stop is None else stop
         if not 0 <= start <= stop <= len(self):
             raise ConfigError(
-                f"Steps {start:,} to {stop:,} are asked of a run of {len(self):,} steps. Raise plan.epochs or plan.samples to go on."
+                f"Steps {start:,} to {stop:,} are asked of a run of {len(self):,} steps. Raise plan.epochs or"
+                " plan.samples to go on."
             )
         return self._ahead(start, stop) if self._workers else (self.batch(step) for step in range(start, stop))
 
@@ -169,7 +168,9 @@ class Stream:
         rows = np.flatnonzero(has_role & ~np.isin(captions.scene_hashes, self.plan.excluded))
         if len(rows) != self.plan.scenes[ordinal]:
             raise IntegrityError(
-                f"Shard {self.plan.shards.numbers[ordinal]} of {self.plan.shards.name} has {len(rows):,} selected scenes, the plan counted {self.plan.scenes[ordinal]:,} in its parquet. Tar and parquet disagree; delete the shard's manifest and rerun `goodviews ingest`."
+                f"Shard {self.plan.shards.numbers[ordinal]} of {self.plan.shards.name} has {len(rows):,} selected"
+                f" scenes, the plan counted {self.plan.scenes[ordinal]:,} in its parquet. Tar and parquet disagree;"
+                " delete the shard's manifest and rerun `goodviews ingest`."
             )
         return rows
 
@@ -258,5 +259,6 @@ class _Filler:
                     self._early.append(step)
             try:
                 self._cache.open(ordinal, bad_pass)
-            except Exception:  # noqa: BLE001 - the batch that needs this shard opens it again and raises in the caller's thread
+            # The batch that needs this shard opens it again and raises in the caller's thread.
+            except Exception:  # noqa: BLE001
                 return

@@ -1,12 +1,10 @@
 """A tokenizer by Hugging Face name, folder, or trained on the captions, and the digest that names what it does.
 
-Owns: loading, refusing what cannot make views, encoding whole batches, saving. Does not own: training (`wordpiece`),
-special tokens inside a view (`views`), and truncation: captions are cached whole.
 Invariant: equal digests give equal ids for every text under one release of the `tokenizers` package; a caption has at
 least one token.
 
-A wrong file can load without an error: in transformers 5 `BertTokenizerFast(vocab_file=...)` gives five tokens, all text
-is [UNK], and training on it looks healthy. So a tokenizer without [MASK] or with next to no words is refused.
+A wrong file can load without an error: in transformers 5 `BertTokenizerFast(vocab_file=...)` gives five tokens, all
+text is [UNK], and training on it looks healthy. So a tokenizer without [MASK] or with next to no words is refused.
 """
 
 from __future__ import annotations
@@ -137,7 +135,8 @@ class TextTokenizer:
             self._fast = transformers.BertTokenizer(vocab=self._backend.get_vocab(), do_lower_case=True)
             if _digest(self._fast.backend_tokenizer, self.special) != self.digest:
                 raise ConfigError(
-                    "The installed transformers builds another tokenizer from our vocabulary than the one trained. Install transformers 5."
+                    "The installed transformers builds another tokenizer from our vocabulary than the one trained."
+                    " Install transformers 5."
                 )
         return self._fast
 
@@ -148,7 +147,8 @@ def from_backend(backend: tokenizers.Tokenizer, *, name: str) -> TextTokenizer:
     missing = [token for token in SPECIAL if token not in vocab]
     if missing:
         raise ConfigError(
-            f"The tokenizer {name} has no {missing[0]}. Views begin with [CLS], end with [SEP] and hide words behind [MASK]."
+            f"The tokenizer {name} has no {missing[0]}. Views begin with [CLS], end with [SEP] and hide words behind"
+            " [MASK]."
         )
     pad, unk, cls, sep, mask = (vocab[token] for token in SPECIAL)
     return TextTokenizer(backend, SpecialIds(pad=pad, unk=unk, cls=cls, sep=sep, mask=mask), name=name)
@@ -176,7 +176,8 @@ def load(spec: str) -> TextTokenizer:
     backend = getattr(fast, "backend_tokenizer", None)
     if not isinstance(backend, tokenizers.Tokenizer):
         raise ConfigError(
-            f"The tokenizer {spec!r} has no fast version (tokenizer.json), which encoding whole shards needs. Choose one that has."
+            f"The tokenizer {spec!r} has no fast version (tokenizer.json), which encoding whole shards needs. Choose"
+            " one that has."
         )
     ids: dict[str, Any] = {
         name: getattr(fast, f"{name}_token_id", None) for name in ("pad", "unk", "cls", "sep", "mask")
@@ -184,7 +185,8 @@ def load(spec: str) -> TextTokenizer:
     missing = sorted(name for name, i in ids.items() if i is None)
     if missing:
         raise ConfigError(
-            f"The tokenizer {spec!r} has no {missing[0]} token. Views begin with [CLS], end with [SEP] and hide words behind [MASK]; use a BERT-like tokenizer or `corpus`."
+            f"The tokenizer {spec!r} has no {missing[0]} token. Views begin with [CLS], end with [SEP] and hide words"
+            " behind [MASK]; use a BERT-like tokenizer or `corpus`."
         )
     return TextTokenizer(backend, SpecialIds(**{k: int(v) for k, v in ids.items()}), name=spec, fast=fast)
 
@@ -219,12 +221,14 @@ def _refuse_useless(backend: tokenizers.Tokenizer, special: SpecialIds, name: st
     distinct = {special.pad, special.unk, special.cls, special.sep, special.mask}
     if len(distinct) < 5:
         raise ConfigError(
-            f"The tokenizer {name!r} uses one id for two of [PAD], [UNK], [CLS], [SEP], [MASK]. A mask could not be told from an end."
+            f"The tokenizer {name!r} uses one id for two of [PAD], [UNK], [CLS], [SEP], [MASK]. A mask could not be"
+            " told from an end."
         )
     words = len(set(backend.get_vocab(with_added_tokens=True).values()) - distinct)
     if words < MIN_WORDS:
         raise ConfigError(
-            f"The tokenizer {name!r} has {words} tokens beside its special ones, so nearly all text would be [UNK]. Its vocabulary was not found or is broken; check the folder."
+            f"The tokenizer {name!r} has {words} tokens beside its special ones, so nearly all text would be [UNK]. Its"
+            " vocabulary was not found or is broken; check the folder."
         )
 
 

@@ -1,13 +1,13 @@
 """Views: each draws a caption from its sample's group, then takes a span of it and hides some tokens.
 
-Owns: those draws, for a whole batch at once. Does not own: which scenes are in the batch, and what an encoder does.
 Invariants: a view depends on (seed, epoch, scene key, view) and the caption, not on batch, rank or order; a view is
 [CLS] span [SEP] with at least one token in the span, and at least one that is not hidden; [CLS] and [SEP] never are.
-Randomness is a 64-bit hash of those names (`infra.seeds`), never a generator's state, so there is nothing to save or to seed.
+Randomness is a 64-bit hash of those names (`infra.seeds`), never a generator's state, so there is nothing to save or to
+seed.
 
 Good sample: each view draws its own caption of the scene, with replacement. Bad sample: all views share the caption at
-place (epoch mod P) mod n of the scene's permutation, which is what pass (epoch mod P) of the bad tars holds.
-Source: Balestriero and LeCun 2026, arXiv 2610.39302 (2 global spans of 50 to 100 %, 6 local of 15 to 50 %, 15 % hidden).
+place (epoch mod P) mod n of the scene's permutation, which is what pass (epoch mod P) of the bad tars holds. Source:
+Balestriero and LeCun 2026, arXiv 2610.39302 (2 global spans of 50 to 100 %, 6 local of 15 to 50 %, 15 % hidden).
 Legend: V views of a sample, S samples, C captions of all of them, T tokens of all views without [CLS] and [SEP].
 """
 
@@ -48,7 +48,8 @@ class ViewsConfig:
     def __post_init__(self) -> None:
         if self.n_global < 1 or self.n_local < 0:
             raise ConfigError(
-                f"views.n_global is {self.n_global} and views.n_local {self.n_local}; a sample needs a global view at least."
+                f"views.n_global is {self.n_global} and views.n_local {self.n_local}; a sample needs a global view at"
+                " least."
             )
         for name, (low, high) in (("global_span", self.global_span), ("local_span", self.local_span)):
             if not 0.0 < low <= high <= 1.0:
@@ -185,7 +186,7 @@ def _tokens_read(captions: Captions, is_good_S: NDArray[np.bool_], shown_S: I64,
 
 
 def _below(draw: U64, bound: NDArray[np.integer[Any]]) -> I64:
-    """Numbers in [0, bound), from 64 random bits each: the upper 32 bits times bound, by multiply and shift (Lemire 2019).
+    """Numbers in [0, bound) from 64 random bits each: the upper 32 bits by multiply and shift (Lemire 2019).
 
     bound < 2^31. The bias is below bound / 2^32.
     """

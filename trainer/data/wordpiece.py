@@ -1,11 +1,11 @@
 """`corpus`: a WordPiece vocabulary trained on the captions of one split, kept in HOME/cache/tokenizers.
 
-Owns: training that gives the same vocabulary every time, and its cache. Does not own: the tokenizer (`tokenizer`).
 Invariant: the same captions and size give the same vocabulary, whatever the order, threads or process.
 
-The trainer of the `tokenizers` package is not deterministic by itself: it numbers the pieces `##a`, `##b`, .. in the order of
-a randomly seeded hash map and breaks ties between merges by those numbers (three runs on one corpus gave three different
-sets of 2,000 tokens). Naming all of them beforehand, in order of their characters, leaves it nothing to number.
+The trainer of the `tokenizers` package is not deterministic by itself: it numbers the pieces `##a`, `##b`, .. in the
+order of a randomly seeded hash map and breaks ties between merges by those numbers (three runs on one corpus gave three
+different sets of 2,000 tokens). Naming all of them beforehand, in order of their characters, leaves it nothing to
+number.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ def train(batches: Batches, *, vocab_size: int = VOCAB_SIZE, name: str = "corpus
         raise InputError(f"There is no text to train the tokenizer {name} on. Check the dataset and split.")
     alphabet = sorted(sorted(counts, key=lambda c: (-counts[c], c))[:ALPHABET])
     if vocab_size < len(SPECIAL) + 2 * len(alphabet) + 16:
-        message = f"A vocabulary of {vocab_size:,} has no room for words beside {len(alphabet):,} characters, each at the start of a word and within one. Set tokenizer.vocab_size to {2 * len(alphabet) + 1024:,} or more."
+        message = (
+            f"A vocabulary of {vocab_size:,} has no room for words beside {len(alphabet):,} characters, each at the"
+            f" start of a word and within one. Set tokenizer.vocab_size to {2 * len(alphabet) + 1024:,} or more."
+        )
         raise ConfigError(message)
     fixed = [*SPECIAL, *alphabet, *(f"##{c}" for c in alphabet)]
     learner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -67,7 +70,8 @@ def train(batches: Batches, *, vocab_size: int = VOCAB_SIZE, name: str = "corpus
 def _characters(batches: Batches, normalizer: normalizers.Normalizer) -> Counter[str]:
     """How often each character stands in the normalised texts, white space aside.
 
-    The normaliser works character by character, so it is asked once for each distinct one instead of for 100 MB of text.
+    The normaliser works character by character, so it is asked once for each distinct one instead of for 100 MB of
+    text.
     """
     raw = np.zeros(sys.maxunicode + 1, np.int64)
     for batch in batches():

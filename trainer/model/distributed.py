@@ -1,7 +1,7 @@
 """The one file that speaks to the other processes of a training: rank, world size, a differentiable sum, a BatchNorm.
 
-Owns: every collective inside a forward pass. Does not own: the process group itself (Ray Train or a launcher makes it).
-Invariant: N processes equal one process on the union of their rows, for values and, under DistributedDataParallel, gradients.
+Invariant: N processes equal one process on the union of their rows, for values and, under DistributedDataParallel,
+gradients.
 
 The rule behind the gradients: every rank computes the same global loss L from summed statistics, and the backward of
 the sum is a sum. With s = sum_r x_r, rank r gets sum_r' dL/ds = W dL/ds for its own x_r. DistributedDataParallel then

@@ -1,8 +1,8 @@
 """The text encoder: a BERT of transformers, mean pooling, a projector for LeJEPA, and the next-token loss.
 
-Owns: sizes, pooling, projector, logits. Does not own: losses over ranks (objectives), layout of sequences (packing), files (export).
 Invariant: the vector of a text is the mean of the last hidden states over all its tokens, [CLS] and [SEP] and [MASK]
-included: what sentence-transformers' mean pooling computes from the exported folder. A causal encoder is causal everywhere.
+included: what sentence-transformers' mean pooling computes from the exported folder. A causal encoder is causal
+everywhere.
 
 Shapes: N sequences, T tokens, M predicted tokens, D width, P projection, U words of the vocabulary.
 """
@@ -34,9 +34,9 @@ CPU_LOGITS, GPU_LOGITS = 1 << 22, 1 << 26
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectorConfig:
-    """Widths of the projector: linear to `entry`, then `entry` -> `hidden` -> `hidden` -> `output` with BatchNorm and ReLU.
+    """Widths of the projector: `entry` -> `hidden` -> `hidden` -> `output` with BatchNorm and ReLU.
 
-    The defaults are those of the public LeJEPA code (algorithms.md 1).
+    A linear layer leads to `entry`. The defaults are those of the public LeJEPA code (algorithms.md 1).
     """
 
     entry: int = 512
@@ -97,11 +97,11 @@ SIZES: Mapping[str, EncoderConfig] = MappingProxyType(
         "109m": EncoderConfig(layers=12, width=768, heads=12, ffn=3072),
     }
 )
-"""The paper's two text encoders and one for CPUs; with BERT's vocabulary 33.2M and 108.9M parameters without projector."""
+"""The paper's two text encoders (33.2M and 108.9M parameters with BERT's vocabulary) and one for CPUs."""
 
 
 class TextEncoder(nn.Module):
-    """BERT without pooler, its mean pooling, and the head of its objective. Weights are drawn from torch's global seed."""
+    """BERT without pooler, mean pooling, and the head of its objective. torch's global seed decides the weights."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """LeJEPA and SIGReg as modules for any training loop: autocast, DistributedDataParallel, torch.compile.
 
 Invariant: values and gradients are those of `trainer.model.objectives`, for one process and, averaged by
-DistributedDataParallel, for many. torch.compile runs them uncompiled, between compiled graphs: they hash the step into the
-seed of the directions, and their own backward pass keeps no intermediate values of size N S.
+DistributedDataParallel, for many. torch.compile runs them uncompiled, between compiled graphs: they hash the step into
+the seed of the directions, and their own backward pass keeps no intermediate values of size N S.
 
 Shapes: V views, B samples of this rank, N rows, D dimensions.
 """
@@ -32,12 +32,12 @@ def _uncompiled(function: Callable[Arguments, Returned]) -> Callable[Arguments, 
 def sigreg(
     x: Tensor, *, step: int, n_directions: int = 1024, n_knots: int = 17, t_max: float = 3.0, seed: int = 0
 ) -> Tensor:
-    """How far the rows x (N, D) are from an isotropic Gaussian: mean over directions of the Epps-Pulley T / N, a scalar.
+    """Distance of the rows x (N, D) from an isotropic Gaussian: mean over directions of the Epps-Pulley T / N.
 
-    The rows of all ranks count, with gradients for those of this one. step: draws the directions (with `seed`); the same on
-    every rank, another one at each step of a training. Computed in float32, or float64 for float64 rows, with autocast off.
-    Raises InputError for another shape, ConfigError for settings out of range.
-    Source: Balestriero and LeCun 2025, arXiv 2511.08544.
+    The rows of all ranks count, with gradients for those of this one. step: draws the directions (with `seed`); the
+    same on every rank, another one at each step of a training. Computed in float32, or float64 for float64 rows, with
+    autocast off. Raises InputError for another shape, ConfigError for settings out of range. Source: Balestriero and
+    LeCun 2025, arXiv 2511.08544.
 
     >>> import goodviews as gv, torch
     >>> x = torch.randn(500, 4, generator=torch.Generator().manual_seed(0))
@@ -111,11 +111,11 @@ class SigReg(_Stepped):
 class LejepaLoss(_Stepped):
     """The LeJEPA loss: projections (V, B, D) of V views in, `loss`, `inv`, `sigreg` and `statistic` out.
 
-    loss = inv + weight * sigreg. inv: mean squared distance to the mean of the first `n_global` views. sigreg: of all V B
-    rows of all ranks. weight: the whole weight; the paper's lambda x views x batch per GPU, such as .02 x 8 x 256 = 40.96.
-    It counts its own calls in training mode, so that each step draws other directions; pass `step` to decide it.
-    Raises InputError for another shape, ConfigError for settings out of range.
-    Source: Balestriero and LeCun 2025, arXiv 2511.08544.
+    loss = inv + weight * sigreg. inv: mean squared distance to the mean of the first `n_global` views. sigreg: of all V
+    B rows of all ranks. weight: the whole weight; the paper's lambda x views x batch per GPU, such as .02 x 8 x 256 =
+    40.96. It counts its own calls in training mode, so that each step draws other directions; pass `step` to decide it.
+    Raises InputError for another shape, ConfigError for settings out of range. Source: Balestriero and LeCun 2025,
+    arXiv 2511.08544.
 
     >>> import goodviews as gv, torch
     >>> views = torch.randn(4, 32, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)

@@ -1,7 +1,5 @@
 """The two losses, LeJEPA and next-token prediction, over the global batch of all ranks.
 
-Owns: SIGReg, its invariance term, the weight between them, the token normalisation of the next-token loss, and the two
-modules that DistributedDataParallel wraps. Does not own: the encoder, views, optimiser.
 Invariant: loss and averaged gradients do not depend on how the global batch is cut over ranks (`sync = "global"`);
 statistics are float32 (float64 when the input is) with autocast off. Leave `torch.set_float32_matmul_precision` at
 "highest": TF32 projections would move the statistic by 1e-3.
@@ -11,8 +9,8 @@ T_s = N sum_j w_j phi_j [(mean_n cos(t_j x_n.a_s) - phi_j)^2 + (mean_n sin(t_j x
 phi_j = exp(-t_j^2 / 2) both target and window, w the trapezoid weights doubled for the other half of the line.
 The loss is inv + weight x mean_s(T_s / N): `weight` is the one number between the two terms, whatever the batch is.
 
-Shapes: V views, B samples, N rows (V B), D dimensions, S directions, K knots without t = 0 (its term is always 0); lower
-case for a part of them.
+Shapes: V views, B samples, N rows (V B), D dimensions, S directions, K knots without t = 0 (its term is always 0);
+lower case for a part of them.
 """
 
 from __future__ import annotations
@@ -36,9 +34,9 @@ from trainer.model.packing import TokenBatch, moved
 ROWS, CPU_BLOCK, GPU_BLOCK = 2048, 1 << 21, 1 << 22
 """Rows (on a CPU) and projections of one matrix product and its sines; 8 and 16 MB in float32."""
 TILE = 15 * ROWS
-"""Projections that one step of a recurrence works on, on a CPU: in the cache of a core, and just below the 32,768 elements
-from which torch calls its threads. Sines are taken by the block because MKL calls threads at any size. Thousands of such
-calls cost 7 s instead of .6 where two threads shared two busy cores."""
+"""Projections of one step of a recurrence on a CPU: in the cache of a core, and just below the 32,768 elements
+from which torch calls its threads. Sines are taken by the block because MKL calls threads at any size. Thousands of
+such calls cost 7 s instead of .6 where two threads shared two busy cores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +71,7 @@ class LejepaConfig:
 
 
 class LejepaTerms(NamedTuple):
-    """Scalars of one step: loss = inv + weight * sigreg, statistic = mean T; only `loss` and its parts carry gradients."""
+    """Scalars of one step: loss = inv + weight * sigreg, statistic = mean T; `loss` and its parts carry gradients."""
 
     loss: Tensor
     inv: Tensor
@@ -90,11 +88,11 @@ class LejepaTerms(NamedTuple):
 def lejepa(z_VBD: Tensor, n_global: int, step: int, config: LejepaConfig) -> LejepaTerms:
     """LeJEPA loss of the projections of this rank's views, the first `n_global` of them global.
 
-    z_VBD: V views of B samples in D dimensions; B may differ by rank. step: the global step, which seeds the directions.
-    inv: mean over views, samples, dimensions of the squared distance to the mean of the global views (not detached).
-    `global`: every term is of the global batch and equal on all ranks. `paper`: every term is of this rank's rows, and
-    `statistic` carries the public code's factor (rows here x processes), so it grows with their number (algorithms.md).
-    Raises InputError for a wrong shape.
+    z_VBD: V views of B samples in D dimensions; B may differ by rank. step: the global step, which seeds the
+    directions. inv: mean over views, samples, dimensions of the squared distance to the mean of the global views (not
+    detached). `global`: every term is of the global batch and equal on all ranks. `paper`: every term is of this rank's
+    rows, and `statistic` carries the public code's factor (rows here x processes), so it grows with their number
+    (algorithms.md). Raises InputError for a wrong shape.
     """
     if z_VBD.ndim != 3 or not 1 <= n_global <= len(z_VBD):
         message = (
@@ -159,10 +157,10 @@ def _knots(config: LejepaConfig, like: Tensor) -> Tensor:
 class _CharacteristicSums(torch.autograd.Function):
     """sum_n e^{i t_k y_n} for y = x.a and t_k = k dt, from one sine and cosine an element.
 
-    Forward: e^{i k dt y} = e^{i (k-1) dt y} e^{i dt y}, a rotation a knot. Backward, for gradients C_k, S_k of the sums:
-    dL/dy_n = sum_k t_k (S_k cos(t_k y_n) - C_k sin(t_k y_n)) = Re sum_k t_k (S_k + i C_k) e^{i t_k y_n}, by Horner's rule in
-    e^{i dt y}. Both are products of numbers of modulus 1, so errors grow like k rounding errors, not k^2 as in the
-    three-term recurrence near y = 0.
+    Forward: e^{i k dt y} = e^{i (k-1) dt y} e^{i dt y}, a rotation a knot. Backward, for gradients C_k, S_k of the
+    sums: dL/dy_n = sum_k t_k (S_k cos(t_k y_n) - C_k sin(t_k y_n)) = Re sum_k t_k (S_k + i C_k) e^{i t_k y_n}, by
+    Horner's rule in e^{i dt y}. Both are products of numbers of modulus 1, so errors grow like k rounding errors, not
+    k^2 as in the three-term recurrence near y = 0.
     """
 
     @staticmethod
@@ -244,8 +242,9 @@ def _horner_(cosine_sn: Tensor, sine_sn: Tensor, real_Ks1: Tensor, imaginary_Ks1
 def next_token(sum_loss: Tensor, n_tokens: int) -> Tensor:
     """Mean next-token loss over the tokens of all ranks, equal on each.
 
-    sum_loss: this rank's summed cross-entropy; n_tokens: its predicted tokens, which may differ by rank. The gradient is
-    that of (local sum x ranks / global tokens), so that the average of DistributedDataParallel is the gradient of the mean.
+    sum_loss: this rank's summed cross-entropy; n_tokens: its predicted tokens, which may differ by rank. The gradient
+    is that of (local sum x ranks / global tokens), so that the average of DistributedDataParallel is the gradient of
+    the mean.
     """
     both = distributed.all_reduce_sum(torch.stack([sum_loss, sum_loss.new_full((), n_tokens)]))
     return both[0] / both[1].detach()

@@ -1,7 +1,7 @@
 """AdamW, its schedule and clipping: how a gradient becomes a step.
 
-Owns: which parameters decay, the learning rate of each step. Does not own: gradients, nor where they are averaged.
-Invariant: the learning rate is a function of (config, step, total steps) alone, so a run that goes on needs no state of it.
+Invariant: the learning rate is a function of (config, step, total steps) alone, so a run that goes on needs no state of
+it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class OptimizerConfig:
             raise ConfigError(f"optimizer.betas is {self.betas}; each must be at least 0 and below 1.")
         if not 0 <= self.warmup_share < 1 or not 0 <= self.final_share <= 1:
             raise ConfigError(
-                f"optimizer.warmup_share is {self.warmup_share} and final_share {self.final_share}; both are shares, from 0 to 1."
+                f"optimizer.warmup_share is {self.warmup_share} and final_share {self.final_share}; both are shares,"
+                " from 0 to 1."
             )
         if not self.max_norm > 0:
             raise ConfigError(f'optimizer.clip_norm is {self.clip_norm}; use a number above 0, or "off".')

@@ -4,8 +4,9 @@ Owns: `TokenBatch`, a `Ragged` laid out on a device, and the attention function 
 own: the encoder. Invariant: sequence i gets the hidden states that it would get alone, whatever stands beside it.
 
 All tokens run as one row of T through embeddings, linear layers and norms, where padding would cost as much as words (8
-views of a caption in one padded block: 68 % padding). Only attention needs sequences apart: there the tokens are copied into a
-few blocks of like length (6 groups: 11 %), and back. One pass also launches each GPU kernel once, not once a group.
+views of a caption in one padded block: 68 % padding). Only attention needs sequences apart: there the tokens are copied
+into a few blocks of like length (6 groups: 11 %), and back. One pass also launches each GPU kernel once, not once a
+group.
 
 Shapes: N sequences, T tokens, P positions of all padded blocks, H heads, d dimensions a head.
 """

@@ -1,8 +1,11 @@
 """Named arrays in one file that can be mapped into memory: a length, a JSON header, then the arrays, 64 bytes aligned.
 
 Invariant: what `pack` made, `unpack` gives back without copying; a file that was cut, changed or is of another layout
-is refused. Both parts carry a CRC-32, which costs 1 ms for a shard of 10,000 scenes. Not npz (cannot be mapped) and not
-Arrow (columns of one batch share a length); pickle never.
+is refused. Both parts carry a CRC-32, which costs 1 ms for a shard of 10,000 scenes.
+
+Not npz, which cannot be mapped; not Arrow, whose columns of a batch have one length; not pickle, ever. Not safetensors:
+it is as fast (docs/log.md, 2026-12-01), but its NumPy reader copies each array into the memory of the process, where
+the ranks of a machine share the pages of a map; and it has no checksum.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def embed_text(home: Home, record: EmbeddingRecord, layer: int, text: str) -> Si
         known = ", ".join(map(str, record.layers))
         raise InputError(f"Embedding set {record.name!r} holds no layer {layer}; it holds {known}.")
     # Imported here: torch and transformers take seconds, and a refusal above needs neither.
-    from infra.models.encoders import TextEncoder
+    from infra.models.encoders import FrozenTextEncoder
     from infra.models.facts import Facts
     from infra.models.registry import find_model
 
@@ -175,7 +175,7 @@ def embed_text(home: Home, record: EmbeddingRecord, layer: int, text: str) -> Si
             f"The files of model {record.model} are not those that embedded {record.name!r}: their sha256 differs, so "
             "the text would be compared with another space. Embed the set again."
         )
-    return TextEncoder(model, Facts(**{**facts, "layers": (layer,)})).embed([text])[layer]
+    return FrozenTextEncoder(model, Facts(**{**facts, "layers": (layer,)})).embed([text])[layer]
 
 
 def text_facts(record: EmbeddingRecord) -> Mapping[str, Any]:

@@ -75,7 +75,7 @@ def default_pooling(model: Model, *, modality: str) -> str | None:
         return None
 
 
-class TextEncoder:
+class FrozenTextEncoder:
     """A text model with its weights. device: cpu or cuda. `counted` grows with each text."""
 
     def __init__(self, model: Model, facts: Facts, *, device: str = "cpu") -> None:
@@ -152,7 +152,7 @@ class TextEncoder:
             return _pooled(output, self.facts)
 
 
-class ImageEncoder:
+class FrozenImageEncoder:
     """A picture model with its weights. device: cpu or cuda."""
 
     def __init__(self, model: Model, facts: Facts, *, device: str = "cpu") -> None:

@@ -79,7 +79,7 @@ class ShardEmbedder:
     def __init__(self, plan: EmbedPlan, *, device: str | None = None) -> None:
         from infra.models import encoders
 
-        kind = encoders.ImageEncoder if plan.config.observation == "images" else encoders.TextEncoder
+        kind = encoders.FrozenImageEncoder if plan.config.observation == "images" else encoders.FrozenTextEncoder
         self._plan = plan
         self._dtype = np.dtype(plan.config.dtype)
         self._encoder: Any = kind(plan.model, plan.facts, device=device or encoders.default_device())

@@ -64,7 +64,7 @@ def embed_ratios(*, texts: int = 2000, repeats: int = 3) -> dict[str, float]:
     torch.set_num_threads(1)
     model = registry.find_model(MODEL, Home(url="/nowhere", catalog="/nowhere/catalog.sqlite"))
     facts = encoders.describe(model, modality="text")
-    encoder = encoders.TextEncoder(model, facts)
+    encoder = encoders.FrozenTextEncoder(model, facts)
     captions = synthetic(texts)
     runs: dict[str, Callable[[], NDArray[np.float32]]] = {
         "ours": lambda: encoder.embed(captions)[facts.blocks],

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from infra.errors import InputError, IntegrityError, UsageError
 from infra.home import Home
 from infra.models import encoders, registry
-from infra.models.encoders import ImageEncoder, TextEncoder
+from infra.models.encoders import FrozenImageEncoder, FrozenTextEncoder
 from infra.models.facts import Facts, meaning_of_layers
 from infra.models.pictures import decode, efficientnet_pixels
 from infra.models.registry import Model
@@ -68,7 +68,7 @@ def alone(folder: Path, kind: Any, text: str) -> tuple[list[NDArray[np.float32]]
 def test_all_layers_are_the_means_of_the_hidden_states_of_each_text_alone(folder: Callable[[str], Path]) -> None:
     for name in ("bert", "causal"):
         model, facts = found(folder(name), layers="all")
-        vectors = TextEncoder(model, facts).embed(TEXTS, batch_tokens=40)
+        vectors = FrozenTextEncoder(model, facts).embed(TEXTS, batch_tokens=40)
         assert facts.layers == (0, 1, 2) and facts.pooling == "mean"
         for row, text in enumerate(TEXTS):
             states, last = alone(folder(name), transformers.AutoModel, text)
@@ -81,7 +81,7 @@ def test_all_layers_are_the_means_of_the_hidden_states_of_each_text_alone(folder
 def test_no_padding_gives_what_left_padding_with_mask_and_positions_gives(folder: Callable[[str], Path]) -> None:
     model, facts = found(folder("llama"), layers="all")
     assert (facts.compute, facts.pooling, facts.layers) == ("bfloat16", "mean", (0, 1, 2, 3))
-    vectors = TextEncoder(model, facts).embed(TEXTS)
+    vectors = FrozenTextEncoder(model, facts).embed(TEXTS)
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder("llama"), padding_side="left")
     batch = tokenizer(TEXTS, padding=True, truncation=True, return_tensors="pt")
     mask_BT = batch["attention_mask"]
@@ -102,7 +102,7 @@ def test_no_padding_gives_what_left_padding_with_mask_and_positions_gives(folder
 @pytest.mark.parametrize("pooling", ["cls", "last", "mean"])
 def test_pooling_takes_the_token_that_it_names(folder: Callable[[str], Path], pooling: str) -> None:
     model, facts = found(folder("bert"), pooling=pooling)
-    vectors = TextEncoder(model, facts).embed(TEXTS)[2]
+    vectors = FrozenTextEncoder(model, facts).embed(TEXTS)[2]
     for row, text in enumerate(TEXTS):
         _, last = alone(folder("bert"), transformers.AutoModel, text)
         wanted = {"cls": last[0], "last": last[-1], "mean": last.mean(0)}[pooling]
@@ -113,7 +113,7 @@ def test_bits_do_not_depend_on_the_thread_setting_nor_on_the_other_texts_of_a_le
     folder: Callable[[str], Path],
 ) -> None:
     model, facts = found(folder("bert"))
-    encoder, threads = TextEncoder(model, facts), torch.get_num_threads()
+    encoder, threads = FrozenTextEncoder(model, facts), torch.get_num_threads()
     try:
         torch.set_num_threads(2)
         first = encoder.embed(TEXTS)[2]
@@ -127,7 +127,7 @@ def test_bits_do_not_depend_on_the_thread_setting_nor_on_the_other_texts_of_a_le
 
 def test_batches_hold_one_length_and_keep_to_the_budget(folder: Callable[[str], Path]) -> None:
     model, facts = found(folder("bert"))
-    encoder = TextEncoder(model, facts)
+    encoder = FrozenTextEncoder(model, facts)
     texts = ["abcd", "ab", "abce", "abcf", "b", "ba", "x" * 60]
     lengths = [len(ids) for ids in encoder.tokenize(texts)]
     seen: list[int] = []
@@ -143,12 +143,12 @@ def test_batches_hold_one_length_and_keep_to_the_budget(folder: Callable[[str], 
 
 def test_a_causal_bert_stays_causal_and_a_lie_about_it_is_noticed(folder: Callable[[str], Path]) -> None:
     model, facts = found(folder("causal"), pooling="mean", layers="all")
-    encoder = TextEncoder(model, facts)
+    encoder = FrozenTextEncoder(model, facts)
     one, two = (encoder._model(**_inputs(text)).last_hidden_state[0, :3] for text in ("ab", "ax"))
     assert torch.equal(one[:2], two[:2]) and not torch.equal(one[2], two[2])
     with pytest.raises(UsageError, match="first token has seen nothing"):
         found(folder("causal"), pooling="cls")
-    bidirectional = TextEncoder(*found(folder("bert")))._model
+    bidirectional = FrozenTextEncoder(*found(folder("bert")))._model
     with pytest.raises(IntegrityError, match="sees later tokens"):
         encoders._check_direction(_Claims(bidirectional), len(tiny_models.VOCABULARY), "cpu")
 
@@ -187,7 +187,7 @@ def test_a_text_over_the_limit_is_cut_and_counted(tmp_path: Path) -> None:
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 6, "do_lower_case": False}))
     model, facts = found(folder)
     assert facts.max_length == 6
-    encoder = TextEncoder(model, facts)
+    encoder = FrozenTextEncoder(model, facts)
     vectors = encoder.embed(["abcd", "abcdefgh", "ab"])[2]
     assert (encoder.counted.tokens, encoder.counted.truncated, encoder.counted.unknown) == (6 + 6 + 4, 1, 0)
     np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
@@ -195,7 +195,7 @@ def test_a_text_over_the_limit_is_cut_and_counted(tmp_path: Path) -> None:
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     folder = tiny_models.save_bert(tmp_path / "m")
-    encoder = TextEncoder(*found(folder))
+    encoder = FrozenTextEncoder(*found(folder))
     with pytest.raises(InputError, match=r"3 of 5 words are unknown"):
         encoder.tokenize(["\u4e00 \u4e8c \u4e09 a b"])
     assert encoder.embed([])[2].shape == (0, 16)
@@ -213,17 +213,17 @@ def test_clip_texts_use_the_end_token_and_pictures_the_normed_cls_token(folder: 
     with torch.inference_mode():
         text = clip.text_model(**_inputs("a dog")).last_hidden_state[0, -1]
         image = clip.vision_model(**processor(images=[picture], return_tensors="pt")).pooler_output[0]
-    np.testing.assert_allclose(TextEncoder(model, facts).embed(["a dog"])[2][0], text, atol=1e-5)
+    np.testing.assert_allclose(FrozenTextEncoder(model, facts).embed(["a dog"])[2][0], text, atol=1e-5)
     image_model, image_facts = found(folder("clip"), "image")
     assert image_facts.pooling == "cls"
-    np.testing.assert_allclose(ImageEncoder(image_model, image_facts).embed([picture])[2][0], image, atol=1e-5)
+    np.testing.assert_allclose(FrozenImageEncoder(image_model, image_facts).embed([picture])[2][0], image, atol=1e-5)
 
 
 def test_dinov2_layers_are_cls_tokens_and_the_last_is_behind_the_norm(folder: Callable[[str], Path]) -> None:
     model, facts = found(folder("dinov2"), "image", layers="all")
     rng = np.random.default_rng(0)
     pictures = [Image.fromarray(rng.integers(0, 255, (33 + i, 40, 3), np.uint8)) for i in range(5)]
-    vectors = ImageEncoder(model, facts).embed(pictures)
+    vectors = FrozenImageEncoder(model, facts).embed(pictures)
     loaded: Any = transformers.AutoModel.from_pretrained(folder("dinov2"))
     processor: Any = transformers.BitImageProcessorPil.from_pretrained(folder("dinov2"))
     assert facts.layers == (1, 2) and vectors.keys() == {1, 2}
@@ -282,7 +282,7 @@ def test_a_picture_model_without_a_token_for_the_picture_is_pooled_by_the_mean_t
 def test_layers_that_differ_in_width_are_refused_and_the_last_is_embedded(tmp_path: Path) -> None:
     folder = tiny_models.save_swin(tmp_path / "swin")
     pictures = [Image.fromarray(np.random.default_rng(i).integers(0, 255, (20, 20, 3), np.uint8)) for i in range(2)]
-    vectors = ImageEncoder(*found(folder, "image", pooling="mean")).embed(pictures)[2]
+    vectors = FrozenImageEncoder(*found(folder, "image", pooling="mean")).embed(pictures)[2]
     loaded: Any = transformers.AutoModel.from_pretrained(folder)
     processor: Any = transformers.ViTImageProcessorPil.from_pretrained(folder)
     with torch.inference_mode():
@@ -291,7 +291,7 @@ def test_layers_that_differ_in_width_are_refused_and_the_last_is_embedded(tmp_pa
     with pytest.raises(
         InputError, match=r"Layer 0 of the model has the shape \(2, 64, 8\); wanted are tokens of 16 dims"
     ):
-        ImageEncoder(*found(folder, "image", pooling="mean", layers="all")).embed(pictures)
+        FrozenImageEncoder(*found(folder, "image", pooling="mean", layers="all")).embed(pictures)
 
 
 def test_missing_weights_are_refused_and_not_drawn_at_random(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_missing_weights_are_refused_and_not_drawn_at_random(tmp_path: Path) -> 
     del weights["encoder.layer.1.output.dense.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(InputError, match=r"lack 1 weights of BertModel, first encoder.layer.1.output.dense.weight"):
-        TextEncoder(*found(folder))
+        FrozenTextEncoder(*found(folder))
 
 
 def test_models_that_do_not_fit_are_refused_before_anything_is_loaded(folder: Callable[[str], Path]) -> None:
@@ -358,7 +358,7 @@ def test_files_that_change_after_planning_are_noticed(tmp_path: Path) -> None:
     model, facts = found(folder)
     tiny_models.save_bert(folder, seed=1)
     with pytest.raises(IntegrityError, match="are not those that this job began with"):
-        TextEncoder(model, facts)
+        FrozenTextEncoder(model, facts)
 
 
 def test_a_pickled_model_is_refused(tmp_path: Path) -> None:

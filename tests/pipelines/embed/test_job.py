@@ -80,9 +80,9 @@ def scenes_of(home: Home) -> list[dict[str, Any]]:
     return sorted(ds.dataset(version / "scenes", format="parquet").to_table().to_pylist(), key=lambda s: s["scene_key"])
 
 
-def encoder(model: str, **choices: Any) -> encoders.TextEncoder:
+def encoder(model: str, **choices: Any) -> encoders.FrozenTextEncoder:
     found = registry.find_model(model, resolve("/nowhere"))
-    return encoders.TextEncoder(found, encoders.describe(found, modality="text", **choices))
+    return encoders.FrozenTextEncoder(found, encoders.describe(found, modality="text", **choices))
 
 
 def digests(home: Home, outcome: EmbedOutcome) -> list[tuple[str, str]]:
@@ -333,7 +333,7 @@ def test_pictures_come_from_the_good_tars_or_by_the_address_of_the_scene(
     own = rows(home, run(home, image_model, "images", dtype="float32"))
     assert set(own) == {(key, 0) for key in pictures}
     found = registry.find_model(image_model, home)
-    one = encoders.ImageEncoder(found, encoders.describe(found, modality="image"))
+    one = encoders.FrozenImageEncoder(found, encoders.describe(found, modality="image"))
     for key in sorted(pictures)[::29]:
         np.testing.assert_allclose(own[key, 0], one.embed([decode(pictures[key])])[2][0], atol=1e-4)
     tar = tmp_path / "photos.tar"

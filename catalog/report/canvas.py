@@ -90,7 +90,8 @@ def finished(drawn: Canvas, *, name: str, alt: str, caption: str) -> Figure:
     svg, png = io.BytesIO(), io.BytesIO()
     # Laid out once and not once a format.
     drawn.draw_without_rendering()
-    drawn.set_layout_engine("none")
+    # `None` and not "none": for any engine, even that of no layout, savefig draws the figure once more.
+    drawn.set_layout_engine(None)
     for axes in drawn.axes:
         # The layout solver's last bits depend on memory addresses, and ids inside an SVG are digests of coordinates.
         left, bottom, width, height = (round(float(side), 6) for side in axes.get_position().bounds)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -64,23 +65,44 @@ def rows_of(home: Path) -> dict[str, int]:
 TABLES = ["versions.scenes", "versions.rejects", "versions.states", "versions.shards", "jobs", "datasets"]
 
 
-def assert_a_rerun_ends_like(reference: Path, home: Path) -> None:
+@dataclass(frozen=True)
+class Reference:
+    """What an ingest that nobody killed leaves behind."""
+
+    files: dict[str, bytes]
+    rows: dict[str, int]
+
+
+def assert_a_rerun_ends_like(reference: Reference, home: Path) -> None:
     ingest_here(home)
     collect(resolve(str(home)), delete=True, older_than_hours=0)
     assert collect(resolve(str(home)), older_than_hours=0).strays == []
-    assert files_of(home) == files_of(reference)
-    assert rows_of(home) == rows_of(reference)
+    assert files_of(home) == reference.files
+    assert rows_of(home) == reference.rows
     assert verify(resolve(str(home))).problems == []
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     home = tmp_path_factory.mktemp("reference")
     ingest_here(home)
-    assert len(files_of(home)) > 30
-    assert rows_of(home)["versions_scenes"] == rows_of(home)["keys"] == 90
-    yield home
+    made = Reference(files=files_of(home), rows=rows_of(home))
+    assert len(made.files) > 30
+    assert made.rows["versions_scenes"] == made.rows["keys"] == 90
     shutil.rmtree(home)
+    return made
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported what an ingest needs, and runs each command in a fork of itself."""
+    command = [sys.executable, str(HERE / "killing.py")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment(), stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(60) == 0
 
 
 def kills() -> list[tuple[str, int, float]]:
@@ -95,21 +117,22 @@ def kills() -> list[tuple[str, int, float]]:
 
 @pytest.mark.parametrize(("event", "count", "delay_s"), kills())
 def test_d1_a_killed_process_is_finished_by_a_rerun(
-    reference: Path, tmp_path: Path, event: str, count: int, delay_s: float
+    warm: subprocess.Popen[str], reference: Reference, tmp_path: Path, event: str, count: int, delay_s: float
 ) -> None:
-    killed = run(
-        [sys.executable, str(HERE / "killing.py"), event, str(count), str(delay_s), *WORDS, "--num-cpus", "0"],
-        home=tmp_path,
-    )
+    home, log = tmp_path / "home", tmp_path / "log"
+    assert warm.stdin is not None and warm.stdout is not None
+    moment = [str(log), event, str(count), str(delay_s)]
+    print(json.dumps([*moment, *WORDS, "--num-cpus", "0", "--home", str(home)]), file=warm.stdin, flush=True)
+    code = int(warm.stdout.readline())
     # A commit can be over before a late kill comes; every earlier moment must really have been hit.
-    assert killed.returncode == -signal.SIGKILL or (event == "lock" and killed.returncode == 0), killed.stderr
-    assert_a_rerun_ends_like(reference, tmp_path)
+    assert code == -signal.SIGKILL or (event == "lock" and code == 0), log.read_text()
+    assert_a_rerun_ends_like(reference, home)
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
-def test_d1_a_killed_ray_job_is_finished_by_a_rerun(reference: Path, tmp_path: Path, share: float) -> None:
+def test_d1_a_killed_ray_job_is_finished_by_a_rerun(reference: Reference, tmp_path: Path, share: float) -> None:
     manifests = tmp_path / "datasets" / "toyworld"
-    wanted = round(share * len(list((reference / "datasets" / "toyworld").glob("*/manifests/*.json"))))
+    wanted = round(share * sum("/manifests/" in name for name in reference.files))
     command = [sys.executable, "-m", "infra.cli", *WORDS, "--num-cpus", "2", "--home", str(tmp_path)]
     process = subprocess.Popen(
         command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -123,7 +146,7 @@ def test_d1_a_killed_ray_job_is_finished_by_a_rerun(reference: Path, tmp_path: P
     assert_a_rerun_ends_like(reference, tmp_path)
 
 
-def test_d4_a_full_disk_is_one_sentence_and_publishes_no_half(reference: Path, tmp_path: Path) -> None:
+def test_d4_a_full_disk_is_one_sentence_and_publishes_no_half(reference: Reference, tmp_path: Path) -> None:
     disk = tmp_path / "small"
     disk.mkdir()
     mounted = subprocess.run(
@@ -136,10 +159,9 @@ def test_d4_a_full_disk_is_one_sentence_and_publishes_no_half(reference: Path, t
         assert full.returncode == 1
         assert "the disk is full" in full.stderr
         assert "Traceback" not in full.stderr
-        finished = files_of(reference)
         published = {name: data for name, data in files_of(disk).items() if name.startswith("datasets/")}
         for name, data in published.items():
-            assert finished[name] == data, f"{name} is half a file"
+            assert reference.files[name] == data, f"{name} is half a file"
         subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
         assert_a_rerun_ends_like(reference, disk)
     finally:

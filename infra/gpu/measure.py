@@ -107,7 +107,10 @@ def machine(work: Measurements) -> dict[str, Any]:
 def agreement(work: Measurements) -> dict[str, Any]:
     """Losses and gradients of the CPU and the GPU; a broken bound fails."""
     script = REPOSITORY / "tests/bench/gpu_agreement.py"
-    found: dict[str, Any] = json.loads(_run([sys.executable, str(script), "--device", work.device], may_fail=True))
+    command = [sys.executable, str(script), "--device", work.device]
+    if work.is_rehearsal:
+        command += ["--width", "32", "--layers", "1"]
+    found: dict[str, Any] = json.loads(_run(command, may_fail=True))
     return found | ({"failed": f"bounds broken: {found['broken']}"} if found["broken"] else {})
 
 
@@ -115,7 +118,7 @@ def neighbours(work: Measurements) -> dict[str, Any]:
     """Exact k-NN: equal on CPU and GPU, its time for a million rows, and its share of the bare matrix product."""
     command = [sys.executable, str(REPOSITORY / "tests/bench/gpu_knn.py"), "--device", work.device]
     if work.is_rehearsal:
-        command += ["--rows", "2000", "--timed-rows", "5000"]
+        command += ["--rows", "2000", "--timed-rows", "5000", "--product-seconds", "0.1"]
     found: dict[str, Any] = json.loads(_run(command, may_fail=True))
     return found | ({} if found["equality"]["equal"] else {"failed": "CPU and GPU give other neighbours"})
 

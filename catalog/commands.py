@@ -10,7 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__.splitlines()[0] if __doc__ else None)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help=__doc__.splitlines()[0] if __doc__ else None,
+)
 
 HomeOption = Annotated[
     str | None, typer.Option(help="Folder or URL that holds datasets and runs [env GOODVIEWS_HOME].")
@@ -103,12 +108,11 @@ def rebuild(as_json: JsonOption = False, home: HomeOption = None, catalog: Catal
         print(note, file=sys.stderr)
     if done.lost:
         print(
-            (
-                f"What no manifest holds (runs, sets, scores) could not be carried over ({done.lost}). The old "
-                f"catalog is kept as {where.catalog}{rebuilding.KEPT_SUFFIX}."
-            ),
+            (f"What no manifest holds (runs, sets, scores) could not be carried over ({done.lost})."),
             file=sys.stderr,
         )
+    if done.kept:
+        print(f"The old catalog is kept as {done.kept}; delete it when the new one is right.", file=sys.stderr)
     if as_json:
         print(json.dumps(dataclasses.asdict(done), indent=2))
     else:

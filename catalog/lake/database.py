@@ -5,9 +5,13 @@ Invariant: nothing that `shown` or `public_conninfo` returns holds a password.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sqlite3
+import urllib.parse
 from typing import Any, Final
 
-from infra.errors import StorageError, UsageError
+from infra.errors import ConflictError, StorageError, UsageError
 from infra.home import Home
 
 CONNECT_TIMEOUT_S: Final = 30
@@ -49,6 +53,39 @@ def connect_postgres(home: Home, *, name: str) -> Any:
         return psycopg.connect("", autocommit=True, **fields)
     except psycopg.Error as error:
         raise StorageError(f"Cannot connect to the catalog {shown(home)}: {scrub(home, str(error))}.") from None
+
+
+def check(home: Home) -> None:
+    """Find before a job what its commit would find after it: a server that does not answer, a file of somebody else.
+
+    Raises StorageError or ConflictError.
+    """
+    if is_postgres(home):
+        connect_postgres(home, name="goodviews check").close()
+    refuse_foreign(home)
+
+
+def refuse_foreign(home: Home) -> None:
+    """Raises ConflictError when the SQLite file of the catalog holds tables that are not a catalog's.
+
+    A Postgres database may be shared: nothing there is ever replaced. A file that is no database passes; opening it
+    reports that.
+    """
+    if is_postgres(home) or not os.path.isfile(home.catalog):
+        return
+    # Names that SQLite and DuckLake keep for themselves.
+    query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT GLOB 'sqlite_*' AND name NOT GLOB 'ducklake_*'"
+    address = f"file:{urllib.parse.quote(os.path.abspath(home.catalog))}?mode=ro"
+    try:
+        with contextlib.closing(sqlite3.connect(address, uri=True, timeout=CONNECT_TIMEOUT_S)) as connection:
+            names = sorted(str(name) for (name,) in connection.execute(query))
+    except sqlite3.DatabaseError:
+        return
+    if names:
+        raise ConflictError(
+            f"The file {home.catalog} holds tables that are not a catalog's ({', '.join(names[:5])}"
+            f"{', ...' if len(names) > 5 else ''}). Name another file with --catalog; nothing was changed."
+        )
 
 
 def scrub(home: Home, text: str) -> str:

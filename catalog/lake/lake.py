@@ -310,6 +310,7 @@ def _attach_writer(connection: Connection, home: Home) -> None:
         options = ""
     else:
         os.makedirs(os.path.dirname(home.catalog), exist_ok=True)
+        database.refuse_foreign(home)
         options = f"META_JOURNAL_MODE 'WAL', META_BUSY_TIMEOUT {BUSY_TIMEOUT_MS}, "
     if storage.is_remote(home.url) and any(c in home.url for c in "*?["):
         raise UsageError(

@@ -275,10 +275,14 @@ def _compare_all(reader: Lake, home: Home, versions: Sequence[Version], dataset:
     rows = _dataset_rows(reader, dataset)
     registered = {kind: registered_files(reader, kind) for kind in schema.SCHEMAS}
     problems: list[Problem] = []
+    problems += _statistics_that_differ(reader)
+    recorded = {kind: _recorded(reader, kind) for kind in schema.SCHEMAS}
     for version in versions:
         key = (version.job.dataset, version.job.version)
         mine = [row for row in rows if (row["dataset"], row["version"]) == key]
         for path, detail in _compare(reader, home, version, mine, registered):
+            problems.append(Problem(dataset=key[0], version=key[1], path=path, detail=detail))
+        for path, detail in _recorded_otherwise(reader, version, recorded):
             problems.append(Problem(dataset=key[0], version=key[1], path=path, detail=detail))
     known = {(row["dataset"], row["version"]) for row in rows}
     for name, version_name in sorted(known):
@@ -291,6 +295,48 @@ def _compare_all(reader: Lake, home: Home, versions: Sequence[Version], dataset:
     if dataset is None:
         problems += _orphans(reader, registered, known)
     return problems + [p for name in sorted({name for name, _ in known}) for p in _check_current(reader, home, name)]
+
+
+_OF_TABLE: Final = f"""FROM {lake.METADATA}.ducklake_data_file f
+    JOIN {lake.METADATA}.ducklake_table t ON t.table_id = f.table_id AND t.end_snapshot IS NULL
+    JOIN {lake.METADATA}.ducklake_schema s ON s.schema_id = t.schema_id AND s.end_snapshot IS NULL
+    WHERE f.end_snapshot IS NULL AND s.schema_name = 'versions'"""
+
+
+def _recorded(reader: Lake, kind: str) -> dict[str, tuple[int, int]]:
+    """Url -> (rows, bytes) as the lake records them. `count(*)` and the pruning of files trust these numbers."""
+    query = (
+        f"SELECT f.path, f.record_count, f.file_size_bytes {_OF_TABLE} AND t.table_name = ? AND f.path_is_relative = 0"
+    )
+    return {lake.spelled(url): (int(rows), int(size)) for url, rows, size in reader.rows(query, [kind])}
+
+
+def _recorded_otherwise(
+    reader: Lake, version: Version, recorded: dict[str, dict[str, tuple[int, int]]]
+) -> Iterator[tuple[str, str]]:
+    """(table, sentence) for each file of a version whose rows or bytes the lake records otherwise than its manifest."""
+    for kind in schema.SCHEMAS:
+        for url, (_, file) in zip(version_urls(reader, version, kind), version.files(kind), strict=True):
+            rows, size = recorded[kind].get(url, (file.rows, file.bytes))
+            if (rows, size) != (file.rows, file.bytes):
+                detail = (
+                    f"the catalog records {rows:,} rows and {size:,} bytes of {file.path}, its manifest {file.rows:,} "
+                    f"and {file.bytes:,}. Run `goodviews catalog rebuild`."
+                )
+                yield f"versions.{kind}", detail
+
+
+def _statistics_that_differ(reader: Lake) -> Iterator[Problem]:
+    """A problem for each table whose recorded number of rows is not the sum over its files."""
+    query = f"""SELECT t.table_name, any_value(a.record_count), sum(f.record_count) {
+        _OF_TABLE.replace("WHERE", f"JOIN {lake.METADATA}.ducklake_table_stats a ON a.table_id = t.table_id WHERE")
+    } GROUP BY t.table_name ORDER BY t.table_name"""
+    for table, total, in_files in reader.rows(query):
+        if total != in_files:
+            detail = (
+                f"the catalog records {total:,} rows in all, its files {in_files:,}. Run `goodviews catalog rebuild`."
+            )
+            yield Problem(dataset="*", version="*", path=f"versions.{table}", detail=detail)
 
 
 def _dataset_rows(reader: Lake, dataset: str | None) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Rebuild the catalog from the records on disk, and replace the old one in one step.
 
 Invariant: until the replacement the old catalog is unchanged, and the replacement is one SQLite transaction or one
-rename. Snapshot ids start again, so rows that recorded one (runs, embeddings, alignments) keep their dataset versions
+rename. The old catalog is copied beside the new one, and a file that holds tables of others is never replaced. Snapshot ids start again, so rows that recorded one (runs, embeddings, alignments) keep their dataset versions
 and lose the id.
 """
 
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import secrets
 import shutil
 import sqlite3
+import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -40,7 +42,9 @@ class Rebuilt:
     versions: int
     carried_rows: int
     lost: str | None
-    "Why rows that no manifest holds could not be carried over; the old catalog is then kept beside the new one."
+    "Why rows that no manifest holds could not be carried over."
+    kept: str | None
+    "Where the old catalog was copied; None when there was none, and on Postgres."
     notes: list[str]
 
 
@@ -48,8 +52,12 @@ def rebuild(home: Home) -> Rebuilt:
     """Rebuild the catalog of `home` from its job records and manifests.
 
     Raises IntegrityError or AccountingError for a version whose files or counts are wrong, ConflictError for a Postgres
-    database that is not empty; then the old catalog is as before.
+    database that is not empty and for a SQLite file that holds tables of others, InputError for a HOME that is not
+    there; then the old catalog is as before.
     """
+    if not storage.exists(home.url):
+        raise InputError(f"There is no HOME {home.url}. Check --home; `goodviews ingest` makes a new one.")
+    database.refuse_foreign(home)
     if database.is_postgres(home):
         _refuse_filled_postgres(home)
         return _fill(home, home, old=None)
@@ -59,14 +67,36 @@ def rebuild(home: Home) -> Rebuilt:
         try:
             with _old_catalog(home) as (old, unreadable):
                 rebuilt = _fill(dataclasses.replace(home, catalog=temporary), home, old=old)
-            if lost := unreadable or rebuilt.lost:
-                shutil.copyfile(home.catalog, home.catalog + KEPT_SUFFIX)
+            kept = _keep(home.catalog)
             _swap(temporary, home)
         finally:
             for ending in ("", "-wal", "-shm", "-journal", ".lock"):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary + ending)
-    return dataclasses.replace(rebuilt, lost=lost)
+    return dataclasses.replace(rebuilt, lost=unreadable or rebuilt.lost, kept=kept)
+
+
+def _keep(path: str) -> str | None:
+    """Copy the old catalog to a name of its own beside it; returns that name, None when there is none or it is empty."""
+    if not os.path.exists(path) or os.path.getsize(path) == 0:
+        return None
+    numbered = (
+        f"{path}{KEPT_SUFFIX}{ending}" for ending in itertools.chain([""], map("-{}".format, itertools.count(2)))
+    )
+    kept = next(name for name in numbered if not os.path.exists(name))
+    temporary = kept + storage.TEMPORARY_SUFFIX
+    try:
+        # SQLite's own copy holds what stands in the write-ahead log, too.
+        with (
+            contextlib.closing(sqlite3.connect(f"file:{urllib.parse.quote(path)}?mode=ro", uri=True)) as old,
+            contextlib.closing(sqlite3.connect(temporary)) as copy,
+        ):
+            old.backup(copy)
+    except sqlite3.DatabaseError:
+        # Damaged, so it is copied as it is.
+        shutil.copyfile(path, temporary)
+    os.replace(temporary, kept)
+    return kept
 
 
 @contextlib.contextmanager
@@ -109,7 +139,7 @@ def _fill(new: Home, home: Home, *, old: lake.Lake | None) -> Rebuilt:
         except lake.DatabaseError as error:
             lost = database.scrub(home, str(error))
         carried += _restore_sets(writer, home, notes)
-    return Rebuilt(versions=len(versions), carried_rows=carried, lost=lost, notes=notes)
+    return Rebuilt(versions=len(versions), carried_rows=carried, lost=lost, kept=None, notes=notes)
 
 
 def _restore_sets(writer: lake.Lake, home: Home, notes: list[str]) -> int:
@@ -173,8 +203,11 @@ def _carry(writer: lake.Lake, old: lake.Lake, table: str) -> int:
     columns = [str(row[0]) for row in old.rows(f"DESCRIBE main.{table}")]
     new_columns = {str(row[0]) for row in writer.rows(f"DESCRIBE main.{table}")}
     chosen = [name for name in columns if name in new_columns]
+    # A comparison names its two versions, which the snapshot of now holds. What a run or a set saw of other datasets
+    # belongs to a history that is gone.
+    snapshot = str(writer.current_snapshot()) if table == "overlap_counts" else "NULL"
     picked = ", ".join(
-        "NULL::BIGINT AS snapshot_id" if name == "snapshot_id" else lake.identifier(name) for name in chosen
+        f"{snapshot}::BIGINT AS snapshot_id" if name == "snapshot_id" else lake.identifier(name) for name in chosen
     )
     rows: Any = old.connection.execute(f"SELECT {picked} FROM main.{table}").to_arrow_table()
     if rows.num_rows:

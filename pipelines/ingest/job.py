@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from catalog import schema
+from catalog.lake import database
 from catalog.manifest import InputFile, JobRecord
 from catalog.overlap import exclusion as catalog_exclusion
 from catalog.versions.audit import check_unique_keys
@@ -71,9 +72,10 @@ def ingest(request: Request, home: Home, workers: Workers) -> IngestOutcome:
     """Run the whole job and commit its version.
 
     Raises InputError for bad inputs, RejectBudgetError over budget, AccountingError if a text was lost, IntegrityError
-    for colliding scene keys; nothing is committed then.
+    for colliding scene keys, ConflictError or StorageError for a catalog that cannot take it; nothing is committed then.
     """
     started = time.time()
+    database.check(home)
     request = replace(request, excluded=exclusion.resolve(home, request.dataset, request.config.exclude))
     # Taken before the first read: the survey, the digests and every task then saw the same bytes, or the job ends.
     stamps = take_stamps(request.inputs)

@@ -271,6 +271,8 @@ def test_comparing_again_replaces_the_rows_and_a_rebuild_keeps_them(two: Home) -
     kept = rows(two)
     done = rebuild.rebuild(two)
     assert (done.lost, rows(two)) == (None, kept)
+    with lake.reading(two) as reader:
+        assert reader.rows(query) == [(1, True, 9, 9)], "h5: the snapshot ids were lost"
 
 
 def test_the_command_prints_json_or_a_table_and_records(two: Home) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import shutil
 import sqlite3
@@ -13,7 +15,7 @@ from catalog.lake import lake
 from catalog.versions import audit, current, rebuild
 from catalog.versions.commit import JobStats, commit_version
 from infra import storage
-from infra.errors import IntegrityError
+from infra.errors import ConflictError, InputError, IntegrityError
 from infra.home import Home
 
 EVERYTHING = {
@@ -170,3 +172,61 @@ def test_commits_go_on_after_a_rebuild(filled: Home, publish: Any) -> None:
     late = publish("late")
     assert not commit_version(filled, late.dataset, late.version).was_there
     assert audit.verify(filled).problems == []
+
+
+def test_the_old_catalog_is_kept_beside_the_new_one_with_what_stood_in_its_log(filled: Home) -> None:
+    """Each rebuild keeps a copy of its own, and the copy opens."""
+    query = "SELECT count(*) FROM ducklake_snapshot"
+    with contextlib.closing(sqlite3.connect(filled.catalog)) as connection:
+        before = connection.execute(query).fetchone()
+    first, second = rebuild.rebuild(filled).kept, rebuild.rebuild(filled).kept
+    assert (first, second) == (f"{filled.catalog}.before-rebuild", f"{filled.catalog}.before-rebuild-2")
+    with contextlib.closing(sqlite3.connect(f"{filled.catalog}.before-rebuild")) as connection:
+        assert connection.execute(query).fetchone() == before
+
+
+def test_h4_a_file_that_holds_tables_of_others_is_neither_filled_nor_replaced(filled: Home, tmp_path: Path) -> None:
+    other = tmp_path / "other.sqlite"
+    with contextlib.closing(sqlite3.connect(other)) as connection:
+        connection.execute("CREATE TABLE accounts (name TEXT)")
+        connection.execute("INSERT INTO accounts VALUES ('kept')")
+        connection.commit()
+    content, home = other.read_bytes(), dataclasses.replace(filled, catalog=str(other))
+    with pytest.raises(ConflictError, match=r"other\.sqlite holds tables that are not a catalog's \(accounts\)"):
+        rebuild.rebuild(home)
+    with pytest.raises(ConflictError, match=r"accounts.*nothing was changed"), lake.writing(home):
+        pass
+    assert other.read_bytes() == content
+    # A table that somebody put into our catalog is not thrown away, either.
+    with contextlib.closing(sqlite3.connect(filled.catalog)) as connection:
+        connection.execute("CREATE TABLE accounts (name TEXT)")
+        connection.commit()
+    with pytest.raises(ConflictError, match="accounts"):
+        rebuild.rebuild(filled)
+
+
+def test_h4_a_home_that_is_not_there_is_an_error_and_no_empty_catalog(filled: Home) -> None:
+    mistyped = dataclasses.replace(filled, url=filled.url + "-mistyped")
+    with pytest.raises(InputError, match=r"There is no HOME .*-mistyped"):
+        rebuild.rebuild(mistyped)
+
+
+@pytest.mark.parametrize("column", ["record_count", "file_size_bytes"])
+def test_h5_numbers_of_the_lake_that_were_edited_by_hand_are_found(filled: Home, column: str) -> None:
+    assert audit.verify(filled, quick=True).problems == []
+    with contextlib.closing(sqlite3.connect(filled.catalog)) as connection:
+        where = "WHERE path LIKE '%/scenes/%' ORDER BY path LIMIT 1"
+        connection.execute(
+            f"UPDATE ducklake_data_file SET {column} = {column} + 1 WHERE path = (SELECT path FROM ducklake_data_file {where})"
+        )
+        connection.commit()
+    problems = [str(problem) for problem in audit.verify(filled, quick=True).problems]
+    assert [problem for problem in problems if "versions.scenes: the catalog records" in problem] != []
+
+
+def test_h5_a_total_of_the_lake_that_was_edited_by_hand_is_found(filled: Home) -> None:
+    with contextlib.closing(sqlite3.connect(filled.catalog)) as connection:
+        connection.execute("UPDATE ducklake_table_stats SET record_count = record_count + 1")
+        connection.commit()
+    problems = [str(problem) for problem in audit.verify(filled, quick=True).problems]
+    assert [problem for problem in problems if "rows in all" in problem] != []

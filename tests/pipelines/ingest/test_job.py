@@ -1,5 +1,7 @@
 """The whole job on small inputs: plans, budgets, refusals, and the quirks of Recap-DataComp from end to end."""
 
+import contextlib
+import sqlite3
 import threading
 from collections import Counter
 from pathlib import Path
@@ -10,7 +12,16 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from infra.errors import ConfigError, GoodviewsError, InputError, IntegrityError, RejectBudgetError, UsageError
+from infra.errors import (
+    ConfigError,
+    ConflictError,
+    GoodviewsError,
+    InputError,
+    IntegrityError,
+    RejectBudgetError,
+    StorageError,
+    UsageError,
+)
 from infra.home import resolve
 from infra.session import open_workers
 from infra.storage import files
@@ -313,3 +324,19 @@ def test_a_blank_line_of_a_one_column_csv_is_a_row(tmp_path: Path) -> None:
     outcome = run("table", [path], tmp_path / "home", ["source.text=caption"], budget=0.9)
     assert (outcome.texts_read, dict(outcome.rejects)) == (3, {"missing_text": 1})
     assert sorted(s["source_row"] for s in rows(outcome, "scenes")) == [0, 2]
+
+
+@pytest.mark.parametrize("catalog", ["postgres:host=127.0.0.1 port=1 dbname=goodviews", "foreign"])
+def test_h6_a_catalog_that_cannot_take_the_version_is_found_before_the_first_shard(
+    tmp_path: Path, catalog: str
+) -> None:
+    path = captions(tmp_path / "t.parquet", ["one text", "two texts"])
+    if catalog == "foreign":
+        catalog = str(tmp_path / "other.sqlite")
+        with contextlib.closing(sqlite3.connect(catalog)) as connection:
+            connection.execute("CREATE TABLE accounts (name TEXT)")
+            connection.commit()
+    request = build_request("table", [str(path)], "made", None, ["source.text=caption"], 0.2)
+    with open_workers(address=None, num_cpus=0) as workers, pytest.raises((StorageError, ConflictError)):
+        ingest(request, resolve(str(tmp_path / "home"), catalog), workers)
+    assert not (tmp_path / "home").exists()

@@ -6,9 +6,10 @@ Renaming `manifests/<split>-<shard>.json` into place publishes a shard; renaming
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
 
 import orjson
 
@@ -16,6 +17,7 @@ from infra.errors import IntegrityError
 
 FORMAT = "goodviews-manifest-1"
 JOB_FORMAT = "goodviews-job-1"
+PICTURE_COUNTS = ("pictures_read", "pictures_kept", "pictures_rejected")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +63,17 @@ class Manifest:
     rows_digest: str
     scenes_without_caption: int = 0
     "Scenes of the input that keep no caption and so are not among `scenes`; their texts are rejects."
+    pictures_read: int | None = None
+    "None: no picture was counted, or an older release wrote the manifest. Then the three keys are not in the JSON."
+    pictures_kept: int | None = None
+    "Whole pictures of the scenes that are kept."
+    pictures_rejected: Mapping[str, int] | None = None
+    "Count by reason. They are rows of the rejects, but not in `rejects`, which counts texts."
     files: list[ShardFile] = field(default_factory=list)
 
     def to_json(self) -> bytes:
         """Canonical JSON: sorted keys, one line."""
-        return orjson.dumps(self, option=orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
+        return orjson.dumps(_known(self), option=orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
 
     @staticmethod
     def from_json(data: bytes, *, url: str) -> Manifest:
@@ -101,11 +109,15 @@ class JobRecord:
     texts_read: int
     texts_kept: int
     rejects: Mapping[str, int]
+    pictures_read: int | None = None
+    "The sums over the manifests that count pictures; None and not in the JSON when none does."
+    pictures_kept: int | None = None
+    pictures_rejected: Mapping[str, int] | None = None
 
     def to_json(self) -> bytes:
         """Canonical JSON: sorted keys, indented for people."""
         options = orjson.OPT_SORT_KEYS | orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-        return orjson.dumps(self, option=options)
+        return orjson.dumps(_known(self), option=options)
 
     @staticmethod
     def from_json(data: bytes, *, url: str) -> JobRecord:
@@ -113,6 +125,38 @@ class JobRecord:
         record = _loads(data, url=url, expected=JOB_FORMAT)
         record["inputs"] = [InputFile(**f) for f in record["inputs"]]
         return JobRecord(**record)
+
+
+class CountsPictures(Protocol):
+    """A manifest, or the totals of one."""
+
+    @property
+    def pictures_read(self) -> int | None: ...
+    @property
+    def pictures_kept(self) -> int | None: ...
+    @property
+    def pictures_rejected(self) -> Mapping[str, int] | None: ...
+
+
+def picture_totals(parts: Sequence[CountsPictures]) -> dict[str, Any]:
+    """`pictures_read`, `pictures_kept` and `pictures_rejected` over the manifests that count pictures; else None."""
+    counted = [part for part in parts if part.pictures_read is not None]
+    if not counted:
+        return dict.fromkeys(PICTURE_COUNTS)
+    rejected: Counter[str] = Counter()
+    for part in counted:
+        rejected.update(part.pictures_rejected or {})
+    return {
+        "pictures_read": sum(part.pictures_read or 0 for part in counted),
+        "pictures_kept": sum(part.pictures_kept or 0 for part in counted),
+        "pictures_rejected": dict(sorted(rejected.items())),
+    }
+
+
+def _known(record: Manifest | JobRecord) -> dict[str, Any]:
+    """The fields of a record, without the counts of pictures where none were counted."""
+    found = {f.name: getattr(record, f.name) for f in fields(record)}
+    return {name: value for name, value in found.items() if name not in PICTURE_COUNTS or value is not None}
 
 
 def _loads(data: bytes, *, url: str, expected: str) -> dict[str, Any]:

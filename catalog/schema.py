@@ -31,6 +31,9 @@ REJECT_REASONS: Final = {
     "normalised_repeat": "the same words stand earlier in the same scene, case and punctuation aside",
     "malformed_record": "the record does not parse; `detail` says why",
     "missing_image": "the caption names an image that the file does not list",
+    "broken_image": "the picture cannot be decoded whole; `detail` says why, with its bytes and pixels",
+    "oversized_image": "the picture has more bytes or pixels than are decoded; both are in `detail`",
+    "image_without_caption": "the picture is whole, but its scene keeps no caption",
     "excluded": "the scene is in a set named by --exclude; set and kind of match are in `detail`",
     "common_caption": "more scenes than --max-scenes-per-caption have these words, and others keep them",
 }
@@ -85,7 +88,13 @@ REJECTS: Final = pa.schema(
         pa.field("source_row", pa.int64(), nullable=False),
     ]
 )
-"""One row a text that was not kept: `text` as read (bytes outside UTF-8 as `\\xNN`, then the exact bytes in `raw`)."""
+"""One row a text that was not kept: `text` as read (bytes outside UTF-8 as `\\xNN`, then the exact bytes in `raw`).
+
+And one row a picture that was not kept, after those of the texts; `field` is its column or member, without its bytes.
+"""
+
+IMAGE_REASONS: Final = ("broken_image", "oversized_image", "image_without_caption")
+"""Reasons of pictures. A picture whose record names no scene has `missing_id`, as the texts of the record have."""
 
 STATES: Final = pa.schema(
     [

@@ -29,6 +29,9 @@ RECORDS: Final = pa.schema(
         pa.field("height", pa.int32()),
         pa.field("frame", pa.int32()),
         pa.field("image", pa.large_binary()),  # encoded JPEG, when the source carries pictures
+        # Column or member that held a picture; null where the source carries none, or draws its own.
+        pa.field("image_field", pa.dictionary(pa.int32(), pa.string())),
+        pa.field("image_fault", pa.large_string()),  # null, or "reason: detail" when the picture is rejected
         pa.field("state", pa.large_string()),  # JSON of the true state, when the source knows it
     ]
 )

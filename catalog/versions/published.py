@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from catalog import schema
-from catalog.manifest import JobRecord, Manifest, ShardFile
+from catalog.manifest import PICTURE_COUNTS, JobRecord, Manifest, ShardFile, picture_totals
 from infra import storage
 from infra.errors import AccountingError, InputError, IntegrityError
 from infra.home import Home
@@ -146,9 +146,9 @@ def check_accounts(found: Version) -> None:
 
 def disagreements(found: Version) -> Iterator[tuple[str, str]]:
     """(subject, sentence) of every count that does not add up: within a manifest, and between manifests and the job."""
-    for manifest in found.manifests:
-        shard = schema.shard_name(manifest.split, manifest.shard)
-        for text in _manifest_disagreements(manifest):
+    for part in found.manifests:
+        shard = schema.shard_name(part.split, part.shard)
+        for text in _manifest_disagreements(part):
             advice = "A row was lost or counted twice; this is a bug, nothing was committed."
             yield shard, f"Shard {shard} of {found.name} {text}. {advice}"
     job = found.job
@@ -157,6 +157,10 @@ def disagreements(found: Version) -> Iterator[tuple[str, str]]:
         if total != counted:
             text = f"The job of {found.name} counts {counted:,} {name}, its manifests {total:,}."
             yield schema.JOB_PATH, f"{text} Rows were lost or counted twice; rerun `goodviews ingest`."
+    pictures = picture_totals(found.manifests)
+    if pictures != {name: getattr(job, name) for name in PICTURE_COUNTS}:
+        text = f"The job of {found.name} counts other pictures than its manifests, which make {pictures}."
+        yield schema.JOB_PATH, f"{text} Rerun `goodviews ingest`."
     by_reason = sum_by_key(m.rejects for m in found.manifests)
     if by_reason != {k: v for k, v in job.rejects.items() if v}:
         text = f"The job of {found.name} counts rejects {dict(job.rejects)}, its manifests {by_reason}."
@@ -177,8 +181,11 @@ def _manifest_disagreements(m: Manifest) -> Iterator[str]:
         yield f"holds {m.captions:,} captions but its captions-per-scene counts make {captions:,}"
     if scene_rows != m.scenes:
         yield f"holds {m.scenes:,} scenes but its scene files {scene_rows:,} rows"
-    if reject_rows != rejects:
-        yield f"counts {rejects:,} rejects but its reject files {reject_rows:,} rows"
+    pictures = sum((m.pictures_rejected or {}).values())
+    if m.pictures_read is not None and m.pictures_read != (m.pictures_kept or 0) + pictures:
+        yield f"read {m.pictures_read:,} pictures but kept {m.pictures_kept or 0:,} and rejected {pictures:,}"
+    if reject_rows != rejects + pictures:
+        yield f"counts {rejects + pictures:,} rejects but its reject files {reject_rows:,} rows"
 
 
 def sum_by_key(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -30,7 +30,7 @@ from pipelines.ingest.group import merge
 from pipelines.ingest.stamps import Stamps, read_pieces
 from pipelines.records import RECORDS, TEXTS, Batch, Piece, Source
 
-MAGIC = b"gvexch01"
+MAGIC = b"gvexch02"
 TRAILER = struct.Struct("<qqq8s")
 SLOTS_MAX = 1024
 

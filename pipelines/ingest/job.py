@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from catalog import schema
 from catalog.lake import database
-from catalog.manifest import InputFile, JobRecord
+from catalog.manifest import InputFile, JobRecord, picture_totals
 from catalog.overlap import exclusion as catalog_exclusion
 from catalog.versions.audit import check_unique_keys
 from catalog.versions.commit import JobStats, commit_version
@@ -294,6 +294,7 @@ def _record(
         shards=[d.name for d in done],
         rejects=dict(sorted(rejects.items())),
         **totals,
+        **picture_totals(done),
     )
 
 

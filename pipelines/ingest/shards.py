@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from catalog import schema
-from catalog.manifest import Manifest, ShardFile
+from catalog.manifest import PICTURE_COUNTS, Manifest, ShardFile
 from infra import seeds, storage
 from infra.errors import AccountingError, InputError, IntegrityError
 from infra.storage.publisher import Publisher
@@ -29,7 +29,7 @@ from pipelines.ingest.exchange import Exchange, fetch
 from pipelines.ingest.exclusion import Exclusion
 from pipelines.ingest.group import Scenes, group, merge
 from pipelines.ingest.stamps import Stamps, read_pieces
-from pipelines.ingest.tables import Kept, Origin
+from pipelines.ingest.tables import Kept, Origin, Pictures
 from pipelines.records import Batch, Piece, Source
 
 ROW_GROUP_TEXT_BYTES = 64 << 20
@@ -80,6 +80,9 @@ class PublishedShard:
     texts_read: int
     texts_kept: int
     rejects: dict[str, int]
+    pictures_read: int | None
+    pictures_kept: int | None
+    pictures_rejected: dict[str, int] | None
     was_there: bool
 
 
@@ -105,6 +108,12 @@ def publish_shard(task: ShardTask) -> PublishedShard:
         raise AccountingError(
             f"{task.title} read {manifest.texts_read} texts, kept {manifest.texts_kept} and rejected {rejected}. Texts "
             "were lost or doubled; it was not published. This is a bug."
+        )
+    accounted = sum((manifest.pictures_rejected or {}).values()) + (manifest.pictures_kept or 0)
+    if manifest.pictures_read not in (None, accounted):
+        raise AccountingError(
+            f"{task.title} read {manifest.pictures_read} pictures, but kept and rejected {accounted}. It was not published. "
+            "This is a bug."
         )
     storage.publish(_manifest_url(task), manifest.to_json())
     return _done(manifest, was_there=False)
@@ -183,7 +192,7 @@ def _batches(task: ShardTask) -> Iterator[Batch]:
 
 
 def _done(manifest: Manifest, *, was_there: bool) -> PublishedShard:
-    names = ("scenes", "captions", "texts_read", "texts_kept", "rejects")
+    names = ("scenes", "captions", "texts_read", "texts_kept", "rejects", *PICTURE_COUNTS)
     totals = {name: getattr(manifest, name) for name in names}
     return PublishedShard(name=schema.shard_name(manifest.split, manifest.shard), was_there=was_there, **totals)
 
@@ -207,10 +216,11 @@ def _publish_files(task: ShardTask, scenes: Scenes) -> Manifest:
     origin, views = task.origin, task.views
     kept = tables.keep(scenes)
     table = tables.scenes_table(scenes, kept, origin)
+    pictures = tables.pictures_of(scenes, kept)
     publisher = Publisher()
     files: list[_File] = []
     try:
-        for file in _plan_files(task, scenes, kept, table):
+        for file in _plan_files(task, scenes, kept, pictures, table):
             publisher.submit(file.path, storage.join(task.version_url, file.path), file.parts)
             files.append(
                 dataclasses.replace(file, parts=[])
@@ -237,6 +247,9 @@ def _publish_files(task: ShardTask, scenes: Scenes) -> Manifest:
         bad_repeats=int(np.maximum(0, passes - counts).sum()),
         rows_digest=tables.rows_digest(table),
         scenes_without_caption=len(scenes.keys) - len(kept.rows),
+        pictures_read=pictures.read,
+        pictures_kept=None if pictures.read is None else pictures.kept,
+        pictures_rejected=None if pictures.read is None else dict(sorted(Counter(pictures.reasons).items())),
         files=[
             ShardFile(
                 path=file.path,
@@ -252,7 +265,7 @@ def _publish_files(task: ShardTask, scenes: Scenes) -> Manifest:
     )
 
 
-def _plan_files(task: ShardTask, scenes: Scenes, kept: Kept, table: pa.Table) -> Iterator[_File]:
+def _plan_files(task: ShardTask, scenes: Scenes, kept: Kept, pictures: Pictures, table: pa.Table) -> Iterator[_File]:
     """Files that hold at least one row: other readers refuse a parquet file without rows (pg_lake PR#425)."""
     origin, views = task.origin, task.views
     if table.num_rows:
@@ -267,6 +280,8 @@ def _plan_files(task: ShardTask, scenes: Scenes, kept: Kept, table: pa.Table) ->
         if views.bad:
             yield from _bad(task, scenes, kept, captions)
     rejects = tables.rejects_table(scenes, origin)
+    if pictures.rows.size:
+        rejects = pa.concat_tables([rejects, tables.rejected_pictures(scenes, pictures, origin)]).combine_chunks()
     if rejects.num_rows:
         yield _parquet(schema.rejects_path(origin.shard), "rejects", rejects)
     states = tables.states_table(scenes, kept, origin)

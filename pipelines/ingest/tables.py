@@ -1,6 +1,6 @@
 """Arrow tables of a shard (scenes, rejects, true states) and their canonical digest.
 
-Invariant: every text is in exactly one of the two tables scenes (kept) and rejects. The schemas are in
+Invariant: every text and every picture is in exactly one of the two tables scenes (kept) and rejects. The schemas are in
 `catalog.schema`.
 """
 
@@ -149,6 +149,54 @@ def rejects_table(scenes: Scenes, origin: Origin) -> pa.Table:
         "text": pa.array(texts, pa.large_string()),
         "raw": pa.array(bad_bytes, pa.large_binary()),
         **_addresses(scenes, scenes.text_record[rows]),
+    }
+    return _table(schema.REJECTS, origin, columns)
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The fate of the pictures. read, kept: counts. rows (P,): records whose picture is rejected, each with its reason.
+
+    read is None when no record says where its picture was: the source carries none, or draws its own.
+    """
+
+    read: int | None
+    kept: int
+    rows: Ints
+    reasons: list[str]
+    details: list[str | None]
+
+
+def pictures_of(scenes: Scenes, kept: Kept) -> Pictures:
+    """A picture is kept when it is whole and its scene is kept; else it is a reject."""
+    read = np.flatnonzero(np.asarray(column(scenes.records, "image_field").is_valid()))
+    if not read.size:
+        return Pictures(None, 0, read, [], [])
+    fault, place = column(scenes.records, "image_fault"), kept.places(scenes)
+    is_whole = ~np.asarray(fault.is_valid())[read]
+    is_kept = is_whole & (place[read] >= 0)
+    rows = read[~is_kept]
+    reasons: list[str] = []
+    details: list[str | None] = []
+    for row, found in zip(rows.tolist(), fault.take(pa.array(rows)).to_pylist(), strict=True):
+        lacking = "missing_id" if scenes.record_scene[row] < 0 else "image_without_caption"
+        reason, _, detail = (found or lacking).partition(": ")
+        reasons.append(reason)
+        details.append(detail or None)
+    return Pictures(len(read), int(np.count_nonzero(is_kept)), rows, reasons, details)
+
+
+def rejected_pictures(scenes: Scenes, pictures: Pictures, origin: Origin) -> pa.Table:
+    """Rows of `schema.REJECTS` of the pictures, in canonical order of their records, without the bytes."""
+    taken, scene = pa.array(pictures.rows), scenes.record_scene[pictures.rows]
+    columns = {
+        "reason": pa.array(pictures.reasons, pa.large_string()),
+        "detail": pa.array(pictures.details, pa.large_string()),
+        "scene_key": scenes.keys.take(pa.array(np.where(scene < 0, 0, scene), mask=scene < 0)),
+        "field": _plain(column(scenes.records, "image_field").take(taken)),
+        "text": pa.nulls(len(taken), pa.large_string()),
+        "raw": pa.nulls(len(taken), pa.large_binary()),
+        **_addresses(scenes, pictures.rows),
     }
     return _table(schema.REJECTS, origin, columns)
 

@@ -68,7 +68,7 @@ def read(
         columns["split"] = pa.array(splits, pa.string()).dictionary_encode()
         columns["image_uri"] = arrow_columns.as_text(batch.column(NAME))[0]
         if pictures:
-            columns |= picture_columns(batch.column(PICTURE))
+            columns |= picture_columns(batch.column(PICTURE), PICTURE)
         yield arrow_columns.batch(columns, [arrow_columns.text_column(batch.column(CAPTION), CAPTION, "human")])
 
 

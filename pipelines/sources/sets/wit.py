@@ -134,7 +134,7 @@ class Wit(Source):
             columns["source_id"] = pa.array(_ids(paths, picture), pa.large_string())
             columns["image_uri"] = pa.array(paths, pa.large_string())
             if self.pictures:
-                columns |= picture_columns(picture)
+                columns |= picture_columns(picture, PICTURE)
             is_list = arrow_columns.is_text_list(text.type)
             captions = pc.list_slice(text, 0, 1, return_fixed_size_list=False) if is_list else text
             texts = [arrow_columns.text_column(captions, TEXT, "human")]
@@ -168,7 +168,7 @@ class Wit(Source):
             uri = as_url(encode(name))
             columns: dict[str, Any] = {"image_uri": uri}
             if name in urls:
-                columns |= embedded_image(storage.read_bytes(urls[name])).columns
+                columns |= embedded_image(storage.read_bytes(urls[name])).columns("file_name")
             missing = f"missing_image: {uri} does not lie beside {base(source.uri)}"
             texts = self._texts(value.get(TEXT), missing if self.pictures and name not in urls else None)
             yield Record(source_id=_stem(uri), split=FALLBACK_SPLIT, row=row, texts=texts, columns=columns)

@@ -172,24 +172,25 @@ class Img2dataset(Source):
 
     def _records(self, shard: Shard, piece: ShardPiece) -> Iterator[Record]:
         reading = self._reading()
+        picture = img2dataset_shards.picture_column(shard) if shard.is_parquet else ""
         for row, sample in _rows(shard, piece, reading):
             if sample is not None:
                 described = describe(sample, reading, shard.fallback, row=row.columns)
                 yield from tar_records.records(sample, row.number, described, shard)
             elif row.failed is None or self.failed != "skip":
-                yield self._record(row, reading, shard)
+                yield self._record(row, reading, shard, picture)
 
     def _reading(self) -> Reading:
         return Reading(texts=parse_texts(self.text), id=self.id, role="alt")
 
-    def _record(self, row: Row, reading: Reading, shard: Shard) -> Record:
-        """The record of a row without a sample in a tar."""
+    def _record(self, row: Row, reading: Reading, shard: Shard, field: str) -> Record:
+        """The record of a row without a sample in a tar. field: the column of pictures of a parquet shard."""
         described = describe_row(row.columns or {}, reading, shard.fallback, key=row.key)
-        picture = None if row.picture is None else embedded_image(row.picture)
+        picture = {} if row.picture is None else embedded_image(row.picture).columns(field)
         texts: list[Text] = described.texts
         if row.failed is not None and self.failed == "reject":
-            texts = [(field, role, text, f"missing_image: {row.failed}") for field, role, text, _ in texts]
-        columns = {"image_uri": described.url, **(picture.columns if picture else {})}
+            texts = [(name, role, text, f"missing_image: {row.failed}") for name, role, text, _ in texts]
+        columns = {"image_uri": described.url, **picture}
         if described.sha256:
             columns["image_sha256"] = described.sha256
         return Record(source_id=described.id, split=shard.split, row=row.number, texts=texts, columns=columns)

@@ -157,7 +157,7 @@ def outline(shard: Shard) -> Outline:
     else:
         rows = attempts(shard)
     if shard.is_parquet:
-        _picture_column(shard)
+        picture_column(shard)
     # As many rows as hold about PIECE_BYTES, if samples are of equal size.
     step = max(1, -(-len(rows.keys) * tar_samples.PIECE_BYTES // max(1, storage.size(shard.url))))
     if not shard.is_parquet and offsets is None and step < len(rows.keys):
@@ -256,7 +256,7 @@ def check_same(shard: Shard, *, fetched: pa.LargeStringArray, seen: pa.LargeStri
 def rows(shard: Shard, known: Attempts, reading: Reading, start: int, stop: int) -> Iterator[Row]:
     """Rows [start, stop) of the metadata of a shard in canonical order."""
     metadata = shard.known_metadata
-    picture = _picture_column(shard) if shard.is_parquet else None
+    picture = picture_column(shard) if shard.is_parquet else None
     columns = [*([picture] if picture else []), *_read_columns(metadata, reading)]
     read = _InOrder(metadata=metadata, columns=columns, names=frozenset({*STATE_FIELDS, *ID_FIELDS, reading.id}))
     at = start
@@ -322,7 +322,7 @@ def _read_columns(metadata: Input, reading: Reading) -> list[str]:
     return [name for name in wanted if name in names]
 
 
-def _picture_column(shard: Input) -> str:
+def picture_column(shard: Input) -> str:
     """Raises InputError when the parquet carries no pictures, so that it is the metadata of a tar."""
     names = footers.footers([shard])[0].schema.names
     for name in PICTURE_ENDS:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from pipelines.sources.formats.embedded_images import embedded_image
+from pipelines.sources.formats.embedded_images import embedded_image, oversized
 from pipelines.sources.formats.rows import Record
 from pipelines.sources.formats.tar_samples import Sample
 from pipelines.sources.tars.tar_places import Tar
@@ -19,7 +19,7 @@ PICTURE_ENDS: Final = ("jpg", "jpeg", "png", "webp")
 """Last parts of suffixes that are pictures: `jpg`, `left.png`."""
 
 PICTURE_BYTES_MAX: Final = 64 << 20
-"""Larger pictures are recorded by name, without their bytes."""
+"""Larger pictures are recorded by name, without their bytes, and are rejects."""
 
 FRAME: Final = re.compile(r"f([0-9]{3,9})\.[a-z]+")
 """Suffix of one frame of a scene: `f003.jpg`, as in the view tars of this project."""
@@ -58,7 +58,11 @@ def records(sample: Sample, row: int, described: Description, tar: Tar) -> Itera
         uri, sha256 = (described.url, described.sha256) if is_first else (None, None)
         has_bytes = is_first or (frame is not None and frame not in frames)
         frames.add(frame)
-        columns = picture.columns if picture else {}
+        if picture:
+            columns = picture.columns(suffix)
+        else:
+            fault = oversized(sample.members[suffix].size, f"more than {PICTURE_BYTES_MAX >> 20} MiB")
+            columns = {"image_field": suffix, "image_fault": fault}
         columns |= {"image_uri": uri or f"{tar.uri}/{sample.members[suffix].name}", "frame": frame}
         if sha256:
             columns["image_sha256"] = sha256

@@ -38,7 +38,7 @@ def encoded(picture: Image.Image, encoding: str, **options: Any) -> bytes:
 
 
 def bomb() -> bytes:
-    """A PNG of 20,000 x 20,000 grey pixels in some 40 kB."""
+    """A PNG whose header says 20,000 x 20,000 grey pixels, in about a kilobyte."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -90,11 +90,9 @@ REJECTS: Final = pa.schema(
 )
 """One row a text that was not kept: `text` as read (bytes outside UTF-8 as `\\xNN`, then the exact bytes in `raw`).
 
-And one row a picture that was not kept, after those of the texts; `field` is its column or member, without its bytes.
+And one row a picture that was not kept, after those of the texts, without its bytes: `broken_image`, `oversized_image`,
+`image_without_caption`, or `missing_id` where its record names no scene. `field` is its column or member.
 """
-
-IMAGE_REASONS: Final = ("broken_image", "oversized_image", "image_without_caption")
-"""Reasons of pictures. A picture whose record names no scene has `missing_id`, as the texts of the record have."""
 
 STATES: Final = pa.schema(
     [

@@ -20,8 +20,9 @@ from pipelines.ingest.commands import build_request
 from pipelines.ingest.job import ingest
 from trainer.run import checkpoint, recipe, records
 from trainer.run.assembly import assemble
-from trainer.run.loop import Job, Place, train_rank
+from trainer.run.loop import Place, train_rank
 from trainer.run.recipe import Recipe
+from trainer.run.records import Job
 
 SMALL = (
     "data.dataset=toyworld",

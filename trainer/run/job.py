@@ -24,9 +24,8 @@ from trainer.run import checkpoint, recipe, records
 from trainer.run.assembly import assemble
 from trainer.run.heartbeat import LiveLine
 from trainer.run.launch import Cluster, launch
-from trainer.run.loop import Job
 from trainer.run.recipe import Recipe
-from trainer.run.records import RunRecord, RunStatus
+from trainer.run.records import Job, RunRecord, RunStatus
 
 
 @dataclass(frozen=True, kw_only=True)

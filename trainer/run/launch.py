@@ -15,16 +15,18 @@ import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 import pyarrow.fs
-import torch
 
 from infra import errors, storage
 from infra.errors import GoodviewsError, UsageError
 from infra.session import open_workers
-from trainer.run.loop import Job, Place, train_rank
+from trainer.run.records import Job
+
+if TYPE_CHECKING:
+    import torch
 
 POLL_S: Final = "0.5"
 "How often Ray Train's controller looks for dead ranks (its default is 2 s)."
@@ -138,6 +140,10 @@ def _train_loop(config: dict[str, Any]) -> None:
     if _read_failures(job.url):
         # A rank raised a GoodviewsError before this restart. The command reads it when all ranks have returned.
         return
+    # Only now: Ray Train's controller imports this module too, and so does a rank that returns at once. With torch and
+    # transformers that costs each of them seconds.
+    from trainer.run.loop import Place, train_rank
+
     try:
         device = _device(config)
         train_rank(job, Place(rank=rank, world=world, device=device))
@@ -150,6 +156,7 @@ def _train_loop(config: dict[str, Any]) -> None:
 
 def _device(config: dict[str, Any]) -> torch.device:
     import ray.train.torch
+    import torch
 
     if not config["use_gpu"]:
         return torch.device("cpu")
@@ -157,6 +164,8 @@ def _device(config: dict[str, Any]) -> torch.device:
 
 
 def _check_gpu(cluster: Cluster) -> None:
+    import torch
+
     if cluster.use_gpu and not torch.cuda.is_available():
         message = (
             "--use-gpu was given, but torch sees no GPU here. Leave it out, or use a cluster that has GPUs: "

@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from infra import seeds, storage
 from infra.errors import ConflictError, GoodviewsError
-from infra.home import Home
 from infra.models.checkpoints import BEST, FIRST_EPOCH, LAST, UNTRAINED, folder_name
 from trainer.data.plan import Cursor
 from trainer.data.stream import StepBatch
@@ -34,7 +33,7 @@ from trainer.run.export import export_encoder
 from trainer.run.forecast import precision_of, train_flops
 from trainer.run.heartbeat import Heartbeat
 from trainer.run.recorder import Recorder, Totals, digests_of
-from trainer.run.records import RunRecord
+from trainer.run.records import Job
 from trainer.run.reporter import Reporter
 
 PEAK_TFLOPS: Final = {
@@ -48,17 +47,6 @@ PEAK_TFLOPS: Final = {
     "T4": 65.0,
 }
 "For MFU: dense bf16 (V100, T4: fp16) on tensor cores, from the data sheets."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What is sent to each rank; the record decides the rest."""
-
-    home: Home
-    run_id: str
-    url: str
-    record: RunRecord
-    max_failures: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,6 +76,20 @@ class RunRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is sent to each rank; the record decides the rest.
+
+    It is not beside the loop, so that a process that only hands it on needs no torch.
+    """
+
+    home: Home
+    run_id: str
+    url: str
+    record: RunRecord
+    max_failures: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunStatus:
     """How far a run is. status: running, finished or failed."""
 

@@ -16,7 +16,8 @@ from infra.errors import ConflictError, GoodviewsError
 from infra.home import Home
 from tests.trainer import training
 from trainer.run import checkpoint, records
-from trainer.run.loop import Job, Place, train_rank
+from trainer.run.loop import Place, train_rank
+from trainer.run.records import Job
 
 STEPS_PER_EPOCH = 6
 "97 training scenes of the toy world in batches of 16."

@@ -19,7 +19,6 @@ import time
 from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -53,11 +52,6 @@ class TokenShard:
     keys: NDArray[np.uint8]
     key_offsets: NDArray[np.int64]
 
-    def scene_keys(self) -> list[str]:
-        """Scene keys (S,); for ledgers and messages, not for the hot path."""
-        data, edges = self.keys.tobytes(), self.key_offsets.tolist()
-        return [data[a:b].decode() for a, b in pairwise(edges)]
-
 
 class TokenCache:
     """Opens shards by their place in a `ShardSet`, filling what is not there. Safe to share between threads."""
@@ -77,10 +71,6 @@ class TokenCache:
         return storage.join(
             self.url, kind, schema.shard_name(self.shards.split, int(self.shards.numbers[ordinal])) + ".tokens"
         )
-
-    def is_filled(self, ordinal: int, bad_pass: int | None = None) -> bool:
-        """Whether the shard needs no tokenising."""
-        return storage.exists(self.path(ordinal, bad_pass))
 
     def open(self, ordinal: int, bad_pass: int | None = None) -> TokenShard:
         """The shard at place `ordinal`, from its good tar or one pass of its bad tars; tokenised first if needed.
@@ -119,18 +109,14 @@ class TokenCache:
         if not storage.exists(url):
             self._fill(ordinal, bad_pass, url)
         facts, arrays = arrayfile.unpack(_buffer(url), url=url)
-        if facts != (
-            expected := self._facts(ordinal, bad_pass)
-            | {k: facts.get(k) for k in ("tokens_by_role", "captions_by_role")}
-        ):
-            wrong = next(k for k in expected if facts.get(k) != expected[k])
-            raise IntegrityError(
-                f"{url} is of {wrong} {facts.get(wrong)!r}, not of {expected[wrong]!r}. It was copied from elsewhere."
-                f" {arrayfile.ADVICE}"
-            )
+        for name, expected in self._facts(ordinal, bad_pass).items():
+            if facts.get(name) != expected:
+                raise IntegrityError(
+                    f"{url} is of {name} {facts.get(name)!r}, not of {expected!r}. It was copied from elsewhere."
+                    f" {arrayfile.ADVICE}"
+                )
         columns: dict[str, Any] = {name: arrays[name] for name in Captions.__dataclass_fields__}
-        captions = Captions(**columns)
-        return TokenShard(captions=captions, keys=arrays["keys"], key_offsets=arrays["key_offsets"])
+        return TokenShard(captions=Captions(**columns), keys=arrays["keys"], key_offsets=arrays["key_offsets"])
 
     def _facts(self, ordinal: int, bad_pass: int | None) -> dict[str, Any]:
         return {
@@ -208,7 +194,7 @@ class TokenCache:
 def _buffer(url: str) -> bytes | pa.Buffer:
     if storage.is_remote(url):
         return storage.read_bytes(url)
-    # Arrow's map outlives the file it was made from; Python's keeps a descriptor, and a rank of many lanes has few
-    # left.
+    # Arrow's map outlives the file it was made from; Python's keeps a descriptor, and a rank of many lanes has
+    # few left.
     with pa.memory_map(storage.absolute(url)) as file:
         return file.read_buffer()

@@ -56,11 +56,10 @@ class Captions:
     def take(self, rows: I64) -> Captions:
         """The scenes `rows` in that order, copied. Raises InputError for a row outside 0 .. S-1."""
         if rows.size and not (0 <= int(rows.min()) and int(rows.max()) < len(self)):
-            message = (
+            raise InputError(
                 f"Scenes {int(rows.min())} to {int(rows.max())} are asked of {len(self):,}. The plan and the shard"
                 " disagree; delete the token cache."
             )
-            raise InputError(message)
         first, last = self.scene_offsets[rows], self.scene_offsets[rows + 1]
         captions = ranges(first, last - first)
         # A scene's captions are adjacent, so its tokens are one range, whatever their number.

@@ -170,14 +170,13 @@ class Plan:
     def resume(self, cursor: Cursor) -> int:
         """The step to go on with. Raises ConflictError for the cursor of another plan: its steps mean other scenes."""
         if cursor.plan_digest != self.digest:
-            message = (
+            raise ConflictError(
                 f"The checkpoint was written under plan {cursor.plan_digest}, this run has plan {self.digest}: dataset"
                 " version, split, seed, batch, lanes, window, roles, exclusions or good fraction differ, so step"
                 f" {cursor.step:,} means other samples. Resume with the config of that run, or start a new one."
                 " (Another number of ranks or workers is fine.)"
             )
-            raise ConflictError(message)
-        if not 0 <= cursor.step:
+        if cursor.step < 0:
             raise ConflictError(
                 f"The checkpoint stands at step {cursor.step}, which no run reaches. It was changed by hand."
             )

@@ -32,34 +32,30 @@ class Ragged:
     def __post_init__(self) -> None:
         tokens, offsets = self.tokens, self.offsets
         if tokens.ndim != 1 or offsets.ndim != 1 or tokens.dtype != np.int32 or offsets.dtype != np.int64:
-            message = (
+            raise InputError(
                 f"A Ragged needs one-dimensional int32 tokens and int64 offsets, not {tokens.dtype}{tokens.shape} and "
                 f"{offsets.dtype}{offsets.shape}. Convert them first: a silent cast could wrap an offset."
             )
-            raise InputError(message)
         if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(tokens) or bool(np.any(np.diff(offsets) < 0)):
-            message = (
+            raise InputError(
                 f"The {len(offsets)} offsets of a Ragged do not cut its {len(tokens):,} tokens into sequences: they "
                 "must start at 0, never fall, and end at the number of tokens. Rebuild the token cache."
             )
-            raise InputError(message)
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[int]]) -> Ragged:
-        """The given sequences, in their order; a Python loop, so for tests and small inputs."""
-        lengths = np.array([len(row) for row in rows], np.int64)
-        tokens = np.array([token for row in rows for token in row], np.int32)
+        """The given sequences, in their order."""
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        tokens = np.fromiter(itertools.chain.from_iterable(rows), np.int32, int(lengths.sum()))
         return cls(tokens=tokens, offsets=offsets_of(lengths))
 
     @classmethod
     def concatenate(cls, parts: Sequence[Ragged]) -> Ragged:
         """The sequences of all parts, one part after another."""
-        lengths = [part.lengths for part in parts]
-        tokens = [part.tokens for part in parts]
-        return cls(
-            tokens=np.concatenate([np.zeros(0, np.int32), *tokens]),
-            offsets=offsets_of(np.concatenate([np.zeros(0, np.int64), *lengths])),
-        )
+        # The empty arrays give the result its type when there is no part.
+        tokens = np.concatenate([np.zeros(0, np.int32), *(part.tokens for part in parts)])
+        lengths = np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in parts)])
+        return cls(tokens=tokens, offsets=offsets_of(lengths))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -84,11 +80,10 @@ class Ragged:
         """
         rows = np.asarray(rows, np.int64)
         if rows.size and not (0 <= int(rows.min()) and int(rows.max()) < len(self)):
-            message = (
+            raise InputError(
                 f"Rows {int(rows.min())} to {int(rows.max())} are asked of {len(self):,} sequences. "
                 "Count rows from 0, not backwards."
             )
-            raise InputError(message)
         offsets = offsets_of(self.lengths[rows])
         # Token j of new row i comes from start(old row) + (j - start(new row)).
         shift = np.repeat(self.offsets[rows] - offsets[:-1], np.diff(offsets))

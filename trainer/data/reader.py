@@ -88,7 +88,8 @@ def read_tar(tar: ViewTar, *, piece_bytes: int = PIECE_BYTES, verify: bool = Tru
         raise IntegrityError(
             f"The manifest of shard {tar.name} does not give the length of each sample of {file.path}. {ADVICE}"
         )
-    if (size := storage.size(tar.url)) != file.bytes:
+    size = storage.size(tar.url)
+    if size != file.bytes:
         raise IntegrityError(
             f"{tar.url} has {size:,} bytes, the manifest of shard {tar.name} says {file.bytes:,}. It was cut off or"
             f" changed. {ADVICE}"
@@ -180,11 +181,10 @@ def _json_members(tar: ViewTar, data: NDArray[np.uint8], edges: I64) -> tuple[li
         wrong = np.where(found, ends != edges[1:][open_rows], ends >= edges[1:][open_rows])
         if wrong.any():
             row = int(open_rows[wrong][0])
-            message = (
+            raise IntegrityError(
                 f"{tar.url}: the sample that begins with member {names[row].decode('ascii', 'replace')!r} does not end"
                 f" with its JSON where the manifest of shard {tar.name} says. {ADVICE}"
             )
-            raise IntegrityError(message)
         at[open_rows[~found]] = ends[~found]
         open_rows = open_rows[~found]
     return names.tolist(), at + BLOCK, sizes
@@ -200,11 +200,10 @@ def _headers(tar: ViewTar, header: NDArray[np.uint8]) -> tuple[NDArray[np.bytes_
     magic = (header[:, 257:262] == np.frombuffer(b"ustar", np.uint8)).all(1) & (header[:, 156] == ord("0"))
     right = numbers & magic & (stored @ (8 ** np.arange(5, -1, -1)) == total)
     if not right.all():
-        message = (
+        raise IntegrityError(
             f"{tar.url} does not hold a tar header where the manifest of shard {tar.name} says (sample"
             f" {int(np.flatnonzero(~right)[0])} of a piece). The file was changed, or is no tar. {ADVICE}"
         )
-        raise IntegrityError(message)
     names = np.ascontiguousarray(header[:, :100]).view("S100").ravel()
     return names, digits @ (8 ** np.arange(10, -1, -1))
 
@@ -220,11 +219,10 @@ def _lines(tar: ViewTar, data: bytes, starts: I64, sizes: I64) -> pa.Buffer:
     up to 12 bytes stands in the view itself. Three times as fast as slicing and joining bytes.
     """
     if len(sizes) == 0 or int(sizes.min()) <= 12 or len(data) >= 2**31:
-        message = (
+        raise IntegrityError(
             f"{tar.url} holds a sample with {int(sizes.min()) if len(sizes) else 0:,} bytes of JSON in a piece of"
             f" {len(data):,}; the JSON of a scene has more than 12 bytes, a sample less than 2 GiB. {ADVICE}"
         )
-        raise IntegrityError(message)
     views = np.zeros((len(sizes), 2, 4), np.int32)
     views[:, 0, 0] = sizes
     views[:, 0, 1] = np.frombuffer(data, np.uint8)[starts[:, None] + np.arange(4)].copy().view(np.int32).ravel()

@@ -16,7 +16,6 @@ import secrets
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -91,13 +90,11 @@ class TextTokenizer:
         return _never_empty(Ragged(tokens=ids.tokens, offsets=ids.offsets[edges - edges[0]]), self.special.unk)
 
     def _encode(self, texts: list[str]) -> Ragged:
-        lengths, tokens = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
+        parts = []
         for start in range(0, len(texts), BATCH):
             encoded = self._backend.encode_batch_fast(texts[start : start + BATCH], add_special_tokens=False)
-            ids = [e.ids for e in encoded]
-            lengths.append(np.fromiter(map(len, ids), np.int64, len(ids)))
-            tokens.append(np.fromiter(chain.from_iterable(ids), np.int32, int(lengths[-1].sum())))
-        return Ragged(tokens=np.concatenate(tokens), offsets=offsets_of(np.concatenate(lengths)))
+            parts.append(Ragged.from_rows([e.ids for e in encoded]))
+        return Ragged.concatenate(parts)
 
     def to_json(self) -> bytes:
         """The tokenizer.json of the `tokenizers` package."""

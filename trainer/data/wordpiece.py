@@ -49,11 +49,10 @@ def train(batches: Batches, *, vocab_size: int = VOCAB_SIZE, name: str = "corpus
         raise InputError(f"There is no text to train the tokenizer {name} on. Check the dataset and split.")
     alphabet = sorted(sorted(counts, key=lambda c: (-counts[c], c))[:ALPHABET])
     if vocab_size < len(SPECIAL) + 2 * len(alphabet) + 16:
-        message = (
+        raise ConfigError(
             f"A vocabulary of {vocab_size:,} has no room for words beside {len(alphabet):,} characters, each at the"
             f" start of a word and within one. Set tokenizer.vocab_size to {2 * len(alphabet) + 1024:,} or more."
         )
-        raise ConfigError(message)
     fixed = [*SPECIAL, *alphabet, *(f"##{c}" for c in alphabet)]
     learner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     learner.normalizer = normalizer

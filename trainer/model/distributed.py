@@ -32,12 +32,11 @@ def world_size() -> int:
         return distributed.get_world_size()
     promised = os.environ.get("WORLD_SIZE", "").strip()
     if promised not in ("", "1"):
-        message = (
+        raise UsageError(
             f"The launcher set WORLD_SIZE={promised}, but this process belongs to no process group: every rank would "
             "train alone on its share and count itself as the whole. Call torch.distributed.init_process_group (Ray "
             "Train does) before the first step, or unset WORLD_SIZE."
         )
-        raise UsageError(message)
     return 1
 
 

@@ -111,11 +111,6 @@ class TextEncoder(nn.Module):
         self.bert.set_attn_implementation(packing.ATTENTION)
         self.projector = None if config.projector is None else _projector(config.width, config.projector)
 
-    @property
-    def n_parameters(self) -> int:
-        """Parameters of the exported encoder, without projector."""
-        return sum(p.numel() for p in self.bert.parameters())
-
     def batch(self, ragged: Ragged) -> TokenBatch:
         """Sequences laid out on the encoder's device, in the configured number of length groups."""
         return TokenBatch.from_ragged(ragged, groups=self.config.length_groups, device=self.bert.device)
@@ -126,12 +121,11 @@ class TextEncoder(nn.Module):
         Raises InputError for a sequence longer than `max_tokens` or a token outside the vocabulary.
         """
         if batch.longest > self.config.max_tokens or batch.largest_id >= self.config.vocab_size:
-            message = (
+            raise InputError(
                 f"The batch holds a sequence of {batch.longest} tokens and the token {batch.largest_id}, but this "
                 f"encoder takes {self.config.max_tokens} tokens of a vocabulary of {self.config.vocab_size}. Cut the "
                 "captions, or use the tokenizer that the encoder was made for."
             )
-            raise InputError(message)
         output = self.bert(
             input_ids=batch.ids_T[None],
             position_ids=batch.positions_T[None],
@@ -177,8 +171,9 @@ class TextEncoder(nn.Module):
         dtype = torch.promote_types(hidden_TD.dtype, torch.float32)
         hidden_MD = hidden_TD.index_select(0, batch.followed_M).to(dtype)
         targets_M = batch.ids_T.index_select(0, batch.followed_M + 1)
-        wants_grad = torch.is_grad_enabled() and (hidden_MD.requires_grad or table_UD.requires_grad)
-        loss: Tensor = _SummedCrossEntropy.apply(hidden_MD, table_UD.to(dtype), targets_M, wants_grad)  # type: ignore[no-untyped-call]
+        has_grad = torch.is_grad_enabled() and (hidden_MD.requires_grad or table_UD.requires_grad)
+        inputs = hidden_MD, table_UD.to(dtype), targets_M, has_grad
+        loss: Tensor = _SummedCrossEntropy.apply(*inputs)  # type: ignore[no-untyped-call]
         return loss, len(batch.followed_M)
 
 

@@ -62,10 +62,9 @@ class LejepaConfig:
                 f"weight is {self.weight}, but must be a finite number of at least 0. Set it in the recipe."
             )
         if self.n_directions < 1 or not (math.isfinite(self.t_max) and self.t_max > 0):
-            message = (
+            raise ConfigError(
                 f"n_directions is {self.n_directions} and t_max {self.t_max}, but both must be positive. Change them."
             )
-            raise ConfigError(message)
         if self.n_knots < 3 or self.n_knots % 2 == 0:
             raise ConfigError(f"n_knots is {self.n_knots}, but must be odd and at least 3. The paper has 17.")
 
@@ -95,11 +94,10 @@ def lejepa(z_VBD: Tensor, n_global: int, step: int, config: LejepaConfig) -> Lej
     (algorithms.md). Raises InputError for a wrong shape.
     """
     if z_VBD.ndim != 3 or not 1 <= n_global <= len(z_VBD):
-        message = (
+        raise InputError(
             f"LeJEPA got projections of shape {tuple(z_VBD.shape)} and {n_global} global views, but needs (views, "
             "samples, dimensions) with 1 to `views` global ones. Check the order of the views."
         )
-        raise InputError(message)
     with torch.autocast(z_VBD.device.type, enabled=False):
         z_VBD = z_VBD.to(torch.promote_types(z_VBD.dtype, torch.float32))
         distances = (z_VBD - z_VBD[:n_global].mean(0)).square().sum()

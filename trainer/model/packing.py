@@ -1,7 +1,6 @@
 """Sequences of different length through one transformer pass: no padding outside attention, little inside it.
 
-Owns: `TokenBatch`, a `Ragged` laid out on a device, and the attention function that transformers calls for it. Does not
-own: the encoder. Invariant: sequence i gets the hidden states that it would get alone, whatever stands beside it.
+Invariant: sequence i gets the hidden states that it would get alone, whatever the batch holds beside it.
 
 All tokens run as one row of T through embeddings, linear layers and norms, where padding would cost as much as words (8
 views of a caption in one padded block: 68 % padding). Only attention needs sequences apart: there the tokens are copied
@@ -81,11 +80,10 @@ class TokenBatch:
         """
         shortest = int(ragged.lengths.min()) if len(ragged) else 0
         if shortest < 1:
-            message = (
+            raise InputError(
                 f"A batch of {len(ragged):,} sequences with {shortest} tokens in the shortest cannot be encoded: each "
                 "needs at least one token. Check the tokenizer, which should add [CLS] and [SEP]."
             )
-            raise InputError(message)
         by_group = length_groups(ragged.lengths, groups)
         order = np.concatenate(by_group)
         inner = ragged.take(order)
@@ -151,11 +149,10 @@ def packed_attention(
     """
     packing: Packing | None = options.get("packing")
     if packing is None or attention_mask is not None or len(query) != 1:
-        message = (
+        raise InputError(
             "Packed attention was called without its packing or with a mask, so it cannot tell the sequences apart. "
             "Call `TextEncoder.pooled`, or load an exported encoder with AutoModel."
         )
-        raise InputError(message)
     heads, width = query.shape[1], query.shape[3]
     q_PHd, k_PHd, v_PHd = (_padded(x[0].transpose(0, 1), packing) for x in (query, key, value))
     mixed, first = [], 0
@@ -181,7 +178,8 @@ def _padded(x_THd: Tensor, packing: Packing) -> Tensor:
 
 
 def _unpadded(x_PHd: Tensor, packing: Packing) -> Tensor:
-    unpadded: Tensor = _Unpad.apply(x_PHd, packing.index_P, packing.place_T, packing.is_token_P1)  # type: ignore[no-untyped-call]
+    places = packing.index_P, packing.place_T, packing.is_token_P1
+    unpadded: Tensor = _Unpad.apply(x_PHd, *places)  # type: ignore[no-untyped-call]
     return unpadded
 
 

@@ -83,7 +83,10 @@ def sentence(rng: random.Random) -> str:
 
 
 def scenes(count: int, *, seed: int = 0, prefix: str = "s", most: int = 5) -> list[SceneRow]:
-    """`count` scenes of 1 to `most` captions; role `human` for index 0, then `alt` and `recap` in turn; indices with gaps."""
+    """`count` scenes of 1 to `most` captions; role `human` for index 0, then `alt` and `recap` in turn.
+
+    Indices have gaps.
+    """
     rng = random.Random(f"{seed} {prefix}")
     made = []
     for i in range(count):
@@ -189,16 +192,15 @@ def _good(folder: str, dataset: str, number: int, rows: Sequence[SceneRow]) -> S
 
 
 def _bad(folder: str, dataset: str, number: int, rows: Sequence[SceneRow], bad_pass: int, seed: int) -> ShardFile:
-    """The definition of a bad pass, scene by scene: the caption at place `pass mod n` of the scene's own permutation."""
+    """The definition of a bad pass, scene by scene: the caption at place `pass mod n` of the scene's permutation."""
     names, payloads = [], []
     for key, captions in rows:
         index = np.array([c[0] for c in captions], np.int64)
         places = seeds.permutation_places(np.repeat(seeds.hash_keys([key]), len(captions)), index, seed)
         number_, role, text = captions[int(np.flatnonzero(places == bad_pass % len(captions))[0])]
         names.append(f"{key}-c{number_:03d}.json")
-        payloads.append(
-            f'{{"dataset":"{dataset}","scene_key":"{key}","captions":[{{"index":{number_},"role":"{role}","text":"{text}"}}]}}'
-        )
+        caption = f'{{"index":{number_},"role":"{role}","text":"{text}"}}'
+        payloads.append(f'{{"dataset":"{dataset}","scene_key":"{key}","captions":[{caption}]}}')
     tar = tars.tar(pa.array(names, pa.large_string()), pa.array([p.encode() for p in payloads], pa.large_binary()))
     return publish_tar(folder, schema.bad_path("train", number, bad_pass), "bad", tar, bad_pass=bad_pass)
 

@@ -16,6 +16,7 @@ def sigreg_statistics(x_ND: Tensor, step: int, config: LejepaConfig) -> Tensor:
 def weight_of_lambda(value: float, *, views: int, batch_per_gpu: int, processes: int = 1) -> float:
     """The weight that a lambda of the public code amounts to: it multiplies T_s / N by its rows per GPU and processes.
 
-    design.md 4.5 takes `processes` as 1 for the paper's runs (unconfirmed): .02 x 8 x 256 = 40.96, .02 x 8 x 128 = 20.48.
+    design.md 4.5 takes `processes` as 1 for the paper's runs (unconfirmed): .02 x 8 x 256 = 40.96, .02 x 8 x 128 =
+    20.48.
     """
     return value * views * batch_per_gpu * processes

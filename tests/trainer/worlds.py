@@ -52,7 +52,7 @@ def waves(states: int = 8) -> PairLaw:
 
 
 def aimed(rng: np.random.Generator, dims: int, size: float) -> tuple[PairLaw, PairLaw]:
-    """A world and the same with functions k and k + 1 of its kernel mixed, `size` of what keeps probabilities nonnegative."""
+    """A world and the same with functions k and k + 1 of its kernel mixed, `size` of what keeps probabilities >= 0."""
     plain = random_world(rng)
     p_Z = plain.marginal_X
     # Half of the pairs at random, so that no probability is near 0.

@@ -122,7 +122,7 @@ def _wraps(plan: Plan, seen: list[int]) -> bool:
 
 
 def test_e4_none_of_146_shards_is_lost_on_8_ranks() -> None:
-    """E4 (NVIDIA-NeMo/Speech#4553): 146 shards on 8 ranks lost 2,000 samples; here at most one batch, and it is printed."""
+    """E4 (NVIDIA-NeMo/Speech#4553): 146 shards on 8 ranks lost 2,000 samples; here at most one batch, and printed."""
     rng = np.random.default_rng(0)
     plan = plan_of(rng.integers(500, 1500, 146).tolist(), batch_global=256, lanes=64)
     parts = [addresses(plan, 0, plan.stripe(rank, 8)) for rank in range(8)]

@@ -1,4 +1,4 @@
-"""`trainer.data.ragged`: rows come back as they were put in, and groups of like length cost the least padding there is."""
+"""`trainer.data.ragged`: rows come back as they were put in, and groups of like length cost the least padding."""
 
 from __future__ import annotations
 

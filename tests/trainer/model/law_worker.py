@@ -1,7 +1,7 @@
 """The runs behind the law tests: the same global batches on 1, 2 and 4 processes, results in one file a world and rank.
 
-Usage: law_worker.py FOLDER. Four processes are forked from this one, so that torch and transformers are imported once. Ranks
-below the size of a world take part in it; a world of 1 has no process group at all.
+Usage: law_worker.py FOLDER. Four processes are forked from this one, so that torch and transformers are imported
+once. Ranks below the size of a world take part in it; a world of 1 has no process group at all.
 Every model is built before its process group exists (failures.md E23), so the laws hold for early objects too.
 """
 

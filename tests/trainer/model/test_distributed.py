@@ -1,4 +1,4 @@
-"""N processes are one process on the union: sums, BatchNorm, both losses, and whole models through DistributedDataParallel.
+"""N processes are one process on the union: sums, BatchNorm, both losses, and whole models in DistributedDataParallel.
 
 One run of `law_worker.py` (4 forked processes, gloo, float64) makes all results; the tests compare them.
 """

@@ -60,14 +60,17 @@ def test_collapse_scores_040205_a_row() -> None:
 
 
 def test_standard_normal_rows_score_10525_on_average() -> None:
-    # E|mean e^{itx} - phi|^2 = (1 - phi^2) / N, so E[T] = sum w phi (1 - phi^2) = 1.0525 whatever N is. Over 40 draws the
-    # mean of 1,024 correlated directions has a standard error near .01.
+    # E|mean e^{itx} - phi|^2 = (1 - phi^2) / N, so E[T] = sum w phi (1 - phi^2) = 1.0525 whatever N is. Over 40 draws
+    # the mean of 1,024 correlated directions has a standard error near .01.
     means = [float(sigreg_statistics(normal(256, 64, seed=seed), seed, CONFIG).mean()) for seed in range(40)]
     assert sum(means) / len(means) == pytest.approx(1.0525, rel=0.03)
 
 
 def test_eight_equal_views_score_eight_times_one() -> None:
-    """algorithms.md quotes one draw, about 9.2; the expectation is 8 x 1.0525 = 8.42, not 1: equal views are no new rows."""
+    """algorithms.md quotes one draw, about 9.2; the expectation is 8 x 1.0525 = 8.42, not 1.
+
+    Equal views are no new rows.
+    """
     config, means = replace(CONFIG, n_directions=256), []
     for seed in range(8):
         x = normal(512, 64, seed=seed)
@@ -83,7 +86,8 @@ def test_half_scale_normal_rows_score_about_78() -> None:
 
 
 @given(
-    rows=st.integers(1, 40), dimensions=st.integers(1, 9), n_directions=st.integers(1, 30), n_knots=st.sampled_from([3, 5, 17, 41]),
+    rows=st.integers(1, 40), dimensions=st.integers(1, 9),
+    n_directions=st.integers(1, 30), n_knots=st.sampled_from([3, 5, 17, 41]),
     scale=st.sampled_from([0.0, 0.1, 1.0, 30.0]), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_statistic_and_gradient_are_the_plain_formulas(
@@ -196,7 +200,8 @@ def test_wrong_shapes_are_refused(shape: tuple[int, ...], n_global: int) -> None
 
 
 @pytest.mark.parametrize(
-    "change", [{"weight": -1.0}, {"weight": float("nan")}, {"n_knots": 4}, {"n_knots": 1}, {"n_directions": 0}, {"t_max": 0.0}]
+    "change",
+    [{"weight": -1.0}, {"weight": float("nan")}, {"n_knots": 4}, {"n_knots": 1}, {"n_directions": 0}, {"t_max": 0.0}],
 )  # fmt: skip
 def test_config_refuses_values_outside_their_range(change: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
@@ -215,7 +220,8 @@ def test_next_token_mean_is_per_token() -> None:
 
 def tiny(**change: object) -> TextEncoder:
     torch.manual_seed(0)
-    return TextEncoder(replace(SIZES["tiny"], vocab_size=50, max_tokens=16, dropout=0.0, **change))  # type: ignore[arg-type]
+    config = replace(SIZES["tiny"], vocab_size=50, max_tokens=16, dropout=0.0, **change)  # type: ignore[arg-type]
+    return TextEncoder(config)
 
 
 def captions(count: int) -> Ragged:

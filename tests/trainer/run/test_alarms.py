@@ -1,4 +1,4 @@
-"""`trainer.run.alarms`: effective rank and spread on known shapes, and alarms that ring when they should and only then."""
+"""`trainer.run.alarms`: effective rank and spread on known shapes, and alarms that ring exactly when they should."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trainer.run.heartbeat` and `trainer.run.trackers`: what is shown, and that showing needs nothing that is not there."""
+"""`trainer.run.heartbeat` and `trackers`: what is shown, and that no missing package is needed to show it."""
 
 from __future__ import annotations
 

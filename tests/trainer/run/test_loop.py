@@ -1,4 +1,4 @@
-"""`trainer.run.loop` without Ray: a run that goes on is the uninterrupted one, and any number of ranks sees one sequence."""
+"""`trainer.run.loop` without Ray: a resumed run is the uninterrupted one, and any number of ranks sees one sequence."""
 
 from __future__ import annotations
 

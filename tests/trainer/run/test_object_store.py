@@ -1,4 +1,4 @@
-"""A whole run in an object store: the same sequence and losses as on a local disk, resumed from its checkpoints there."""
+"""A whole run in an object store: same sequence and losses as on a local disk, resumed from its checkpoints there."""
 
 from __future__ import annotations
 

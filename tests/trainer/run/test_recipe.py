@@ -1,4 +1,4 @@
-"""`trainer.run.recipe`: built-in recipes are complete, say what the paper says, and survive the way into a record and back."""
+"""`trainer.run.recipe`: built-in recipes are complete, agree with the paper, and come back from a record unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trainer.run.records`: hashes that do not depend on the ranks, ledgers without holes, comparisons that name the step."""
+"""`trainer.run.records`: hashes that do not depend on ranks, ledgers without holes, comparisons that name the step."""
 
 from __future__ import annotations
 

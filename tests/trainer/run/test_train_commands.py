@@ -131,7 +131,7 @@ def test_a_failed_run_says_so_and_can_be_resumed_with_other_resources_only(home:
 
 
 def test_a_job_killed_at_an_epoch_end_is_resumed_by_its_id(home: Home) -> None:
-    """SIGKILL of the whole job: the lock goes with it, the run is found by its files, and the end is the uninterrupted one."""
+    """SIGKILL of the whole job ends the lock; the run is found by its files and ends like an uninterrupted one."""
     sets = [f"--set={text}" for text in (*training.SMALL, "plan.epochs=20", "run.keep_checkpoints=30")]
     words = ["--recipe", "tiny-cpu", *sets, "--home", home.url]
     assert CliRunner().invoke(train_commands.app, [*words, "--run-id", "whole"]).exit_code == 0

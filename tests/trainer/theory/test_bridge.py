@@ -65,7 +65,7 @@ def test_the_loss_is_the_trainers_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_whitening_penalty_is_0_on_average_for_a_whitened_encoder_whatever_its_tails() -> None:
-    """A function that is large on a rare state; the square over one batch has a mean of (20 - 1) / 128 x 4 = .6 there."""
+    """A function that is large on a rare state; there the square over one batch has a mean of 19 / 128 x 4 = .6."""
     rng, rare, trials = np.random.default_rng(0), 0.05, 2000
     values = torch.tensor([-np.sqrt(rare / (1 - rare)), np.sqrt((1 - rare) / rare)])
     found, plain = [], []

@@ -14,7 +14,10 @@ from infra.home import resolve
 from trainer.theory import grid, theorems
 
 SMALL = ["--states", "12", "--dims", "3", "--worlds", "2", "--steps", "6"]
-ASKED = ["max_good_error", "rows_below", "max_below_error", "rows_above", "max_above_deviation", "special_error", "special_r", "special_naive_r"]  # fmt: skip
+ASKED = [
+    "max_good_error", "rows_below", "max_below_error", "rows_above", "max_above_deviation",
+    "special_error", "special_r", "special_naive_r",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -46,7 +49,8 @@ def test_verify_again_replaces_its_rows_and_other_settings_stand_beside(
     for more in ([], [], ["--seed", "1"]):
         assert goodviews(["theory", "verify", *SMALL, *more, "--home", home]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines[:5]] == ["regime", "good views", "bad, below", "bad, above", "bad, all kept"]  # fmt: skip
+    first_words = [line.split("  ")[0] for line in lines[:5]]
+    assert first_words == ["regime", "good views", "bad, below", "bad, above", "bad, all kept"]
     assert lines[5].startswith("Sorting the values and dropping the first would count 2")
     assert lines[6].startswith("Other positives: 0 of 399 errors"), "one pair has no gap left"
     assert lines[:7] == lines[7:14] and len(lines) == 21

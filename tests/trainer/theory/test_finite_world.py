@@ -1,4 +1,4 @@
-"""`trainer.theory.finite_world`: laws of pairs, their closed-form encoders against values known by hand, and what is refused."""
+"""`trainer.theory.finite_world`: laws of pairs, closed-form encoders against known values, and what is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ TINY = 1e-12
 
 
 def ring(states: int, *, stay: float = 0.5) -> PairLaw:
-    """Uniform states on a ring; the other view stays or moves to a neighbour. Values: stay + (1 - stay) cos(2 pi i / n)."""
+    """Uniform states on a ring; the other view stays or moves to a neighbour.
+
+    Values: stay + (1 - stay) cos(2 pi i / n).
+    """
     step = np.roll(np.eye(states), 1, axis=1)
     return PairLaw((stay * np.eye(states) + (1 - stay) / 2 * (step + step.T)) / states)
 

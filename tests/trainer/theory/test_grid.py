@@ -56,8 +56,8 @@ def test_a_grid_is_a_function_of_its_settings(small: tuple[list[GridRow], list[M
 def test_the_count_of_rows_below_is_that_of_the_reference_grid_within_the_spread_of_seeds() -> None:
     """Another grid of 20 worlds had 434, 530 and 624 of 800 rows below at bandwidths .35, .30 and .25.
 
-    How it drew its worlds is not recorded. It lies 2 to 4 standard deviations of our seeds below their mean (466, 568, 667),
-    so its worlds were made a little differently; a wrong bandwidth, kernel or count would be off by ten.
+    How it drew its worlds is not recorded. It lies 2 to 4 standard deviations of our seeds below their mean (466, 568,
+    667), so its worlds were made a little differently; a wrong bandwidth, kernel or count would be off by ten.
     """
     for bandwidth, reference in ((0.35, 434), (0.30, 530), (0.25, 624)):
         counts = np.array([below(GridConfig(bandwidth=bandwidth, seed=seed)) for seed in range(30)])

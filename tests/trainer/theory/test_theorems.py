@@ -228,7 +228,7 @@ def test_proposition_4_cross_entropy_is_a_pull_and_a_log_partition(
 
 
 def test_proposition_4_it_is_the_loss_of_our_next_token_encoder() -> None:
-    """Hidden states of the trainer's encoder as prefixes, its input embedding as table: the split is the loss it trains on."""
+    """Hidden states of the trainer's encoder as prefixes, its embedding as table: the split is its training loss."""
     import torch
 
     from trainer.data.ragged import Ragged

@@ -1,4 +1,4 @@
-"""Tables and views of the catalog as SQL text.
+"""Tables and views of the catalog (`scenes`, `alignments`, `leaderboard`, ...) as SQL text.
 
 Schema `versions` holds the rows of all versions; schema `main` shows the current version of each dataset under the same
 names. Invariant: the columns of scenes, rejects and states are those of `catalog.schema`, type by type.

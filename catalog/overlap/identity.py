@@ -1,4 +1,4 @@
-"""What the id of a scene names outside its own dataset, so that one photo is found again.
+"""What the id of a scene names outside its own dataset, source by source.
 
 Invariant: two ids have one identity only when they name the same thing. An id that is a position (a row of a file, a
 number of a random draw, the key of a download) has none; and `sql_identity` equals `identity` for every id.

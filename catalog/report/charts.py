@@ -1,4 +1,4 @@
-"""Charts of the report: dots with intervals, curves and bars, with captions.
+"""Kinds of chart that sections fill with numbers: dots with intervals, curves and bars.
 
 Invariant: every mark is a number of the catalog; nothing is smoothed, fitted or omitted unless the caption says so.
 """

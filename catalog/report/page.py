@@ -1,4 +1,4 @@
-"""Write the report: one self-contained HTML page, and each figure as PNG and SVG.
+"""Write the report: its sections in order, as one self-contained HTML page, and each figure as PNG and SVG.
 
 Invariants: the page requests nothing from the network and runs no script; every text is escaped, because captions come
 from outside; the same snapshot and files below HOME give the same bytes.

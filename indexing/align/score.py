@@ -1,4 +1,4 @@
-"""Scores of two encoders by each metric, with chance, calibration, ties and interval.
+"""The list of metrics, and the score of two encoders by each: chance, calibration, ties and interval.
 
 Invariant: value, chance and interval belong to the same items, the same pair of layers and the same metric.
 

@@ -1,4 +1,4 @@
-"""Frozen encoders: load a model of `infra.models.registry` and turn texts or pictures into vectors, layer by layer.
+"""Forward passes of frozen encoders: texts or pictures to vectors, layer by layer, for every family of models.
 
 The only module of infra that imports torch and transformers. Invariants: a text never meets padding, because a batch
 holds texts of one length only; the composition of batches depends on the texts and the token budget alone, and on a CPU

@@ -1,4 +1,4 @@
-"""What decides a model's vectors beside its files: layers, dims, pooling, length.
+"""Families of models: the towers, layers, dims, pooling and length of each; a new family is often a line here.
 
 Imports neither torch nor transformers. Invariant: a model whose vectors would say nothing of the text or picture is
 refused here, before anything is loaded.

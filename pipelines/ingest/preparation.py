@@ -1,4 +1,4 @@
-"""Rounds over the whole input that write what the shard tasks of a job read from its work folder.
+"""Rounds over the whole input that write work files for the shards; a rerun takes up those that are there.
 
 The rounds: keys of excluded sets, the exchange of records, the count of captions. Invariant: every file of a round
 depends on the version alone and is published whole, so a rerun of a killed job continues where it stopped.

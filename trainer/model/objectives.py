@@ -1,4 +1,4 @@
-"""The two losses, LeJEPA and next-token prediction, over the global batch of all ranks.
+"""The two losses and their settings (the weight of SIGReg): LeJEPA and next-token prediction, over all ranks.
 
 Invariant: loss and averaged gradients do not depend on how the global batch is cut over ranks (`sync = "global"`);
 statistics are float32 (float64 when the input is) with autocast off. Leave `torch.set_float32_matmul_precision` at

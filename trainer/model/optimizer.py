@@ -1,4 +1,4 @@
-"""AdamW, its schedule and clipping: how a gradient becomes a step.
+"""AdamW, the schedule of its learning rate, and clipping: how a gradient becomes a step.
 
 Invariant: the learning rate is a function of (config, step, total steps) alone, so a run that goes on needs no state of
 it.

@@ -190,6 +190,8 @@ def test_every_option_of_every_source_is_in_the_matrix() -> None:
 def test_the_options_of_a_table(kind: str, tmp_path: Path, ray_workers: Workers) -> None:
     count = 0
     for number, options in enumerate(table_settings()):
+        if kind == "tsv" and "delimiter" not in options and number % 6:
+            continue  # The same reader as CSV with another delimiter: every delimiter, and a sixth of the rest.
         inputs = tmp_path / f"{number}" / f"rows.{kind}"
         inputs.parent.mkdir()
         inputs.write_bytes(FORMATS[kind](options.get("delimiter", "")))
@@ -206,7 +208,7 @@ def test_the_options_of_a_table(kind: str, tmp_path: Path, ray_workers: Workers)
         for scene in facts[0]:
             assert [fact.strip("None,") != "" for fact in scene[3:]] == [bool(column) for column in of_pictures], words
         count += 1
-    assert count > 40
+    assert count > (10 if kind == "tsv" else 40)
 
 
 OTHERS: Final[dict[str, list[str]]] = {

@@ -74,7 +74,10 @@ def refuse_foreign(home: Home) -> None:
     if is_postgres(home) or not os.path.isfile(home.catalog):
         return
     # Names that SQLite and DuckLake keep for themselves.
-    query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT GLOB 'sqlite_*' AND name NOT GLOB 'ducklake_*'"
+    query = (
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT GLOB 'sqlite_*' AND name NOT GLOB "
+        "'ducklake_*'"
+    )
     address = f"file:{urllib.parse.quote(os.path.abspath(home.catalog))}?mode=ro"
     try:
         with contextlib.closing(sqlite3.connect(address, uri=True, timeout=CONNECT_TIMEOUT_S)) as connection:

@@ -1,8 +1,8 @@
 """Rebuild the catalog from the records on disk, and replace the old one in one step.
 
 Invariant: until the replacement the old catalog is unchanged, and the replacement is one SQLite transaction or one
-rename. The old catalog is copied beside the new one, and a file that holds tables of others is never replaced. Snapshot ids start again, so rows that recorded one (runs, embeddings, alignments) keep their dataset versions
-and lose the id.
+rename. The old catalog is copied beside the new one, and a file that holds tables of others is never replaced. Snapshot
+ids start again, so rows that recorded one (runs, embeddings, alignments) keep their dataset versions and lose the id.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def rebuild(home: Home) -> Rebuilt:
 
 
 def _keep(path: str) -> str | None:
-    """Copy the old catalog to a name of its own beside it; returns that name, None when there is none or it is empty."""
+    """Copy the old catalog to a name of its own beside it; returns the name, None when there is nothing to copy."""
     if not os.path.exists(path) or os.path.getsize(path) == 0:
         return None
     numbered = (

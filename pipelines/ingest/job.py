@@ -72,7 +72,7 @@ def ingest(request: Request, home: Home, workers: Workers) -> IngestOutcome:
     """Run the whole job and commit its version.
 
     Raises InputError for bad inputs, RejectBudgetError over budget, AccountingError if a text was lost, IntegrityError
-    for colliding scene keys, ConflictError or StorageError for a catalog that cannot take it; nothing is committed then.
+    for colliding scene keys, ConflictError or StorageError for a catalog that cannot take it.
     """
     started = time.time()
     database.check(home)

@@ -112,8 +112,8 @@ def publish_shard(task: ShardTask) -> PublishedShard:
     accounted = sum((manifest.pictures_rejected or {}).values()) + (manifest.pictures_kept or 0)
     if manifest.pictures_read not in (None, accounted):
         raise AccountingError(
-            f"{task.title} read {manifest.pictures_read} pictures, but kept and rejected {accounted}. It was not published. "
-            "This is a bug."
+            f"{task.title} read {manifest.pictures_read} pictures, but kept and rejected {accounted}. It was not "
+            "published. This is a bug."
         )
     storage.publish(_manifest_url(task), manifest.to_json())
     return _done(manifest, was_there=False)

@@ -1,7 +1,7 @@
 """Arrow tables of a shard (scenes, rejects, true states) and their canonical digest.
 
-Invariant: every text and every picture is in exactly one of the two tables scenes (kept) and rejects. The schemas are in
-`catalog.schema`.
+Invariant: every text and every picture is in exactly one of the two tables scenes (kept) and rejects. The schemas are
+in `catalog.schema`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Pictures inside tables and tars, as the JPEG that view tars hold.
 
 Invariant: a JPEG keeps its bytes, whatever its name says. Pillow encodes any other picture as an upright JPEG, so its
-version is part of the dataset's. Every picture is decoded once, to its end. One that cannot be decoded has no bytes and a
-fault, but keeps its sha256.
+version is part of the dataset's. Every picture is decoded once, to its end. One that cannot be decoded has no bytes and
+a fault, but keeps its sha256.
 """
 
 from __future__ import annotations

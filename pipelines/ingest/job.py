@@ -69,7 +69,7 @@ class IngestOutcome:
 
 
 def ingest(request: Request, home: Home, workers: Workers) -> IngestOutcome:
-    """Run the whole job and commit its version.
+    """Run the whole job and commit its version, or nothing when it raises.
 
     Raises InputError for bad inputs, RejectBudgetError over budget, AccountingError if a text was lost, IntegrityError
     for colliding scene keys, ConflictError or StorageError for a catalog that cannot take it.
